@@ -1,0 +1,3 @@
+class Runnable:
+    @property
+    def closed(self) -> bool: ...

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the sockets lie: the runtime directory and the names in it.
+
+`QNNBROKER_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/qnnbroker`, else a folder per uid under the temporary
+directory that is checked to be ours alone.
+"""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from .errors import InvalidRequest, NotAllowed
+
+RUNTIME_DIR_ENV = "QNNBROKER_RUNTIME_DIR"
+ATTACH_SOCKET = "attach.sock"
+GRPC_SOCKET = "grpc.sock"
+LOCK_FILE = "broker.lock"
+
+#: sockaddr_un holds 108 bytes with the closing NUL (unix(7)).
+MAX_SOCKET_PATH_BYTES = 107
+#: Longest name we put in the directory, `grpc-<n>.sock` with room for the number.
+_LONGEST_NAME = "grpc-0000000000.sock"
+
+
+def runtime_dir() -> Path:
+    """The directory that a broker or client of this user uses by default. Creates nothing."""
+    if named := os.environ.get(RUNTIME_DIR_ENV):
+        return Path(named).absolute()
+    if xdg := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(xdg).absolute() / "qnnbroker"
+    return Path(tempfile.gettempdir()) / f"qnnbroker-{os.getuid()}"
+
+
+def check_socket_path(directory: Path) -> None:
+    """Refuses a directory whose socket paths the kernel could not take.
+
+    Raises:
+        InvalidRequest: the path is too long.
+    """
+    length = len(os.fsencode(directory / _LONGEST_NAME))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise InvalidRequest(
+            f"the runtime directory {str(directory)!r} makes socket paths of {length} bytes; "
+            f"the kernel takes {MAX_SOCKET_PATH_BYTES}. Set {RUNTIME_DIR_ENV} to a shorter one"
+        )
+
+
+def check_private(directory: Path) -> None:
+    """Refuses a directory that somebody else owns or can enter.
+
+    Raises:
+        NotAllowed: wrong owner, mode or kind.
+        FileNotFoundError: it is not there.
+    """
+    info = os.lstat(directory)
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotAllowed(f"the runtime directory {str(directory)!r} is not a directory")
+    if info.st_uid != os.getuid():
+        raise NotAllowed(
+            f"the runtime directory {str(directory)!r} belongs to uid {info.st_uid}, "
+            f"not to us (uid {os.getuid()})",
+            reason="PEER_UID",
+        )
+    if info.st_mode & 0o077:
+        raise NotAllowed(
+            f"the runtime directory {str(directory)!r} has mode {stat.S_IMODE(info.st_mode):04o}; "
+            "it must be 0700"
+        )
+
+
+def make_runtime_dir(directory: Path) -> None:
+    """Creates the directory (0700) when it is missing, and checks it.
+
+    Raises:
+        InvalidRequest: the path is too long for sockets.
+        NotAllowed: it exists and is not ours alone.
+        OSError: it cannot be made.
+    """
+    check_socket_path(directory)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private(directory)
