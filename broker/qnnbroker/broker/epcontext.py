@@ -134,20 +134,23 @@ def check_fully_offloaded(wrapper: Wrapper) -> None:
         InvalidRequest: reason BAD_FILE; no EPContext node, or none that carries a binary.
     """
     if wrapper.other_nodes:
-        shown = [f"{op} {quote(name)}" if name else op for op, name in wrapper.other_nodes]
-        names = ", ".join(shown[:_NAMED_OPERATORS])
-        if len(shown) > _NAMED_OPERATORS:
-            names += f" and {len(shown) - _NAMED_OPERATORS} more"
+        count = len(wrapper.other_nodes)
+        names = ", ".join(
+            f"{quote(op)[1:-1]} {quote(name)}".removesuffix(" ''")
+            for op, name in wrapper.other_nodes[:_NAMED_OPERATORS]
+        )
+        if count > _NAMED_OPERATORS:
+            names += f" and {count - _NAMED_OPERATORS} more"
         having = (
             "beside its EPContext nodes"
             if wrapper.nodes
             else "and no EPContext node (not compiled)"
         )
         raise Unsupported(
-            f"the model {quote(wrapper.graph_name)} has {len(shown)} operators {having}: {names}; "
+            f"the model {quote(wrapper.graph_name)} has {count} operators {having}: {names}; "
             "only models that run on the NPU as a whole are taken",
             reason="LAYOUT",
-            operators=len(shown),
+            operators=count,
         )
     if not wrapper.main_nodes:
         raise bad(
@@ -207,8 +210,8 @@ def names_for(node: EPContextNode) -> dict[str, str]:
         name = node.io_name_overrides.get(edge, edge)
         if names.setdefault(name, edge) != edge:
             raise bad(
-                f"the EPContext node {quote(node.name)} gives the edges {quote(names[name])} and {quote(edge)} "
-                f"the same QNN tensor name {quote(name)}"
+                f"the EPContext node {quote(node.name)} gives two edges, {quote(names[name])} "
+                f"and {quote(edge)}, the same QNN tensor name {quote(name)}"
             )
     return names
 
