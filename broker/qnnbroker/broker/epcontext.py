@@ -141,13 +141,15 @@ def check_fully_offloaded(wrapper: Wrapper) -> None:
         )
         if count > _NAMED_OPERATORS:
             names += f" and {count - _NAMED_OPERATORS} more"
+        plural = "" if count == 1 else "s"
         having = (
             "beside its EPContext nodes"
             if wrapper.nodes
             else "and no EPContext node (not compiled)"
         )
         raise Unsupported(
-            f"the model {quote(wrapper.graph_name)} has {count} operators {having}: {names}; "
+            f"the model {quote(wrapper.graph_name)} has {count} operator{plural} {having}: "
+            f"{names}; "
             "only models that run on the NPU as a whole are taken",
             reason="LAYOUT",
             operators=count,
