@@ -10,7 +10,7 @@ import sys
 from importlib import resources
 from pathlib import Path
 
-from grpc_tools import protoc
+from grpc_tools import protoc  # type: ignore[import-untyped]
 
 HERE = Path(__file__).resolve().parent
 

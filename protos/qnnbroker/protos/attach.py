@@ -81,6 +81,8 @@ def unpack(data: bytes) -> Frame:
     Raises:
         ProtocolError: reason BAD_FRAME; not exactly one well-formed frame.
     """
+    if len(data) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {len(data)} bytes; at most {MAX_FRAME_BYTES} are allowed")
     if len(data) < HEADER_BYTES:
         raise ProtocolError(f"a frame of {len(data)} bytes; the header alone has {HEADER_BYTES}")
     magic, kind, flags, request, length = _HEADER.unpack_from(data)

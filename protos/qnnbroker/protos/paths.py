@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the sockets lie: the runtime directory and the names in it.
 
-`QNNBROKER_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/qnnbroker`, else a folder per uid under the temporary
-directory that is checked to be ours alone.
+`QNNBROKER_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/qnnbroker`, else a folder per uid under the
+temporary directory. Whichever it is, it is checked to be ours alone.
 """
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -27,8 +28,9 @@ def runtime_dir() -> Path:
     """The directory that a broker or client of this user uses by default. Creates nothing."""
     if named := os.environ.get(RUNTIME_DIR_ENV):
         return Path(named).absolute()
-    if xdg := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(xdg).absolute() / "qnnbroker"
+    xdg = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(xdg):  # the XDG specification wants a relative one ignored
+        return Path(xdg) / "qnnbroker"
     return Path(tempfile.gettempdir()) / f"qnnbroker-{os.getuid()}"
 
 
@@ -54,6 +56,8 @@ def check_private(directory: Path) -> None:
         FileNotFoundError: it is not there.
     """
     info = os.lstat(directory)
+    if stat.S_ISLNK(info.st_mode):
+        raise NotAllowed(f"the runtime directory {str(directory)!r} is a symbolic link")
     if not stat.S_ISDIR(info.st_mode):
         raise NotAllowed(f"the runtime directory {str(directory)!r} is not a directory")
     if info.st_uid != os.getuid():
@@ -70,7 +74,7 @@ def check_private(directory: Path) -> None:
 
 
 def make_runtime_dir(directory: Path) -> None:
-    """Creates the directory (0700) when it is missing, and checks it.
+    """Creates the directory and its missing parents (0700), and checks it.
 
     Raises:
         InvalidRequest: the path is too long for sockets.
@@ -78,5 +82,8 @@ def make_runtime_dir(directory: Path) -> None:
         OSError: it cannot be made.
     """
     check_socket_path(directory)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    missing = [p for p in (directory, *directory.parents) if not p.exists()]
+    for path in reversed(missing):  # parents too: who can rename it could put another in its place
+        with contextlib.suppress(FileExistsError):  # check_private says what is there
+            path.mkdir(mode=0o700)
     check_private(directory)

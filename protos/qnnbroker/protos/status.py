@@ -5,6 +5,8 @@ Only `grpc.StatusCode` numbers appear here, not grpc itself, so that a reader of
 need not import it.
 """
 
+from google.protobuf.message import DecodeError
+
 from qnnbroker.v1 import types_pb2
 
 from . import errors
@@ -14,6 +16,13 @@ from .errors import BrokerError
 ERROR_METADATA_KEY = "qnnbroker-error-bin"
 #: Metadata key of the session token in every call of an attached client.
 SESSION_METADATA_KEY = "qnnbroker-session-bin"
+
+#: An ErrorDetail, serialised. gRPC fails a call whose trailing metadata is over 8 KiB with a status
+#: of its own, so detail (base64) and status text (percent-encoded) together must stay below that.
+MAX_DETAIL_BYTES = 4096
+_MAX_MESSAGE_BYTES = 2000
+_MAX_ID_BYTES = 256
+_MAX_STATUS_TEXT_BYTES = 600
 
 #: Exception class -> number of the gRPC status code.
 GRPC_STATUS: dict[type[BrokerError], int] = {
@@ -55,6 +64,7 @@ COMPLETION: dict[int, tuple[type[BrokerError], str]] = {
     18: (errors.BackendError, "INTERNAL"),
 }
 COMPLETION_NUMBER = {pair: number for number, pair in COMPLETION.items()}
+_FIRST_OF_CLASS = {cls: number for number, (cls, _) in reversed(COMPLETION.items())}
 
 _BY_NAME = {c.__name__: c for c in errors.all_error_types()}
 _BY_STATUS = {
@@ -81,11 +91,34 @@ def grpc_status(error: BrokerError) -> int:
     return 13
 
 
+def _clip(text: str, limit: int) -> str:
+    """`text` in at most `limit` bytes of UTF-8; surrogates (odd file names) are escaped."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) > limit:
+        data = data[: limit - 3] + b"..."
+    return data.decode("utf-8", "ignore")
+
+
+def grpc_text(error: BrokerError) -> str:
+    """The text of the gRPC status that carries `error`: the message, short enough for a status."""
+    return _clip(error.message, _MAX_STATUS_TEXT_BYTES)
+
+
 def to_detail(error: BrokerError) -> types_pb2.ErrorDetail:
-    """The message that travels for `error`."""
-    return types_pb2.ErrorDetail(
-        reason=error.reason, message=error.message, type=type(error).__name__, ids=dict(error.ids)
+    """The message that travels for `error`: at most MAX_DETAIL_BYTES, whatever the error holds."""
+    detail = types_pb2.ErrorDetail(
+        reason=_clip(error.reason, _MAX_ID_BYTES),
+        message=_clip(error.message, _MAX_MESSAGE_BYTES),
+        type=type(error).__name__,
     )
+    room = MAX_DETAIL_BYTES - detail.ByteSize()
+    for key, value in error.ids.items():
+        key, value = _clip(key, _MAX_ID_BYTES), _clip(value, _MAX_ID_BYTES)
+        room -= len(key.encode()) + len(value.encode()) + 12  # tags and lengths of a map entry
+        if room < 0:
+            break
+        detail.ids[key] = value
+    return detail
 
 
 def from_detail(detail: types_pb2.ErrorDetail) -> BrokerError:
@@ -106,14 +139,26 @@ def from_grpc(status: int, message: str, detail: bytes | None) -> BrokerError:
     if detail is not None:
         try:
             return from_detail(types_pb2.ErrorDetail.FromString(detail))
-        except Exception:  # a peer that sends rubbish still gets its status reported
+        except DecodeError:  # a peer that sends rubbish still gets its status reported
             pass
     if status == 4:
         return errors.DeadlineExpired(message or "the call's deadline expired", reason="CALL")
+    if status == 13:
+        return errors.BackendError(message or "internal error", reason="INTERNAL")
     return _BY_STATUS.get(status, BrokerError)(message or f"gRPC status {status}")
 
 
 def from_completion(code: int, message: str) -> BrokerError:
     """The exception of a completion whose status is `code` (not 0)."""
     cls, reason = COMPLETION.get(code, (errors.BackendError, "INTERNAL"))
-    return cls(message, reason=reason, completion=code)
+    return cls(message or f"the submission ended with {reason}", reason=reason, completion=code)
+
+
+def completion_number(error: BrokerError) -> int:
+    """The completion code that says most about `error`: of its reason, else of its class."""
+    for cls in type(error).__mro__:
+        if number := COMPLETION_NUMBER.get((cls, error.reason)):
+            return number
+        if number := _FIRST_OF_CLASS.get(cls):
+            return number
+    return COMPLETION_NUMBER[errors.BackendError, "INTERNAL"]

@@ -5,6 +5,7 @@ Byte sizes are derived here, from shape and dtype, and nowhere else.
 """
 
 import math
+import operator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from qnnbroker.v1 import types_pb2 as pb
 from .errors import InvalidRequest, Unsupported
 
 #: proto DataType number -> numpy dtype. Quantised tensors keep their integer storage type.
-NUMPY: dict[int, np.dtype] = {  # type: ignore[type-arg]
+NUMPY: dict[int, np.dtype] = {
     pb.DATA_TYPE_INT8: np.dtype(np.int8),
     pb.DATA_TYPE_INT16: np.dtype(np.int16),
     pb.DATA_TYPE_INT32: np.dtype(np.int32),
@@ -32,6 +33,8 @@ _NUMBER = {dtype: number for number, dtype in NUMPY.items()}
 
 #: The largest tensor: QNN's size field is a u32 (qnn.h: client buffer data size).
 MAX_TENSOR_BYTES = 2**32 - 1
+#: Dimensions of one tensor; QNN's own graphs stay far below.
+MAX_RANK = 32
 
 
 def dtype_number(dtype: object) -> int:
@@ -92,7 +95,12 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype, shape (no dynamic dimensions), quantisation and byte size of a tensor."""
+    """Name, dtype, shape (no dynamic dimensions), quantisation and byte size of a tensor.
+
+    Raises:
+        InvalidRequest: a dimension that is no u32, or more than MAX_RANK of them.
+        Unsupported: more than MAX_TENSOR_BYTES.
+    """
 
     name: str
     dtype: "np.dtype[np.generic]"
@@ -101,6 +109,12 @@ class TensorSpec:
     size_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MAX_RANK:
+            raise InvalidRequest(
+                f"tensor {self.name!r} has {len(self.shape)} dimensions; {MAX_RANK} are allowed"
+            )
+        # Plain ints: numpy's own would overflow in the product below, silently.
+        object.__setattr__(self, "shape", tuple(operator.index(d) for d in self.shape))
         if any(not 0 <= d < 2**32 for d in self.shape):
             raise InvalidRequest(f"tensor {self.name!r} has the impossible shape {self.shape}")
         size = math.prod(self.shape) * self.dtype.itemsize
