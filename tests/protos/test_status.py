@@ -206,3 +206,13 @@ def test_every_error_crosses_a_real_grpc_call_at_any_length(tmp_path: Path) -> N
                     assert again.ids["other"] == "x"
     finally:
         server.stop(None).wait()
+
+
+def test_the_contract_on_paper_has_the_same_table() -> None:
+    text = (Path(status.__file__).parents[2] / "WIRE.md").read_text()
+    for cls, number in status.GRPC_STATUS.items():
+        name = next(c.name for c in grpc.StatusCode if c.value[0] == number)
+        assert f"| {cls.__name__} | {name} |" in text
+    for key in (status.ERROR_METADATA_KEY, status.SESSION_METADATA_KEY):
+        assert f"| `{key}` |" in text
+    assert f"at most {status.MAX_DETAIL_BYTES} bytes" in text
