@@ -3,7 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 cdef extern from "qb_runnable.h" nogil:
     ctypedef struct qb_graph:
-        uint64_t (*set_priority)(qb_graph *self, uint32_t priority)
+        uint64_t (*set_priority)(qb_graph *self, uint32_t priority) noexcept nogil
         uint32_t priority
         uint32_t running
         uint64_t run_count
@@ -14,7 +14,7 @@ cdef extern from "qb_runnable.h" nogil:
         uint64_t queue_ns_total
     ctypedef struct qb_runnable:
         qb_graph *graph
-        uint64_t (*execute)(qb_runnable *self)
+        uint64_t (*execute)(qb_runnable *self) noexcept nogil
 
 cdef class Runnable:
     cdef qb_runnable *ptr  # owned by the subclass; NULL once closed

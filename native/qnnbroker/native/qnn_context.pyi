@@ -1,0 +1,27 @@
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from typing_extensions import Buffer
+
+from qnnbroker.native.qnn_backend import QnnDevice
+from qnnbroker.native.qnn_graph import QnnGraph
+from qnnbroker.native.qnn_handle import QnnHandle
+from qnnbroker.native.qnn_info import BinaryInfo
+
+NORMAL_PRIORITY: Final = 100
+
+class QnnContext(QnnHandle):
+    keeps_binary: ClassVar[bool]
+    device: QnnDevice
+    info: BinaryInfo
+    priority: int
+    def __init__(
+        self,
+        device: QnnDevice,
+        data: Buffer,
+        *,
+        priority: int = 100,
+        enable_graphs: Sequence[str] | None = None,
+        info: BinaryInfo | None = None,
+    ) -> None: ...
+    def graph(self, name: str) -> QnnGraph: ...

@@ -1,0 +1,53 @@
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, Never, Self
+
+from typing_extensions import Buffer
+
+from qnnbroker.native.qnn_handle import QnnHandle
+from qnnbroker.native.qnn_info import GraphInfo, TensorInfo
+from qnnbroker.native.runnable import Runnable
+
+MAX_PRIORITY: Final = 500
+MAX_TENSOR_BYTES: Final = 0xFFFFFFFF
+
+def checked_priority(priority: int) -> int: ...
+
+class QnnGraph:
+    context: QnnHandle
+    info: GraphInfo
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]: ...
+    @property
+    def priority(self) -> int: ...
+    def set_priority(self, priority: int) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+    def bind(
+        self,
+        inputs: Iterable[tuple[Buffer, int, int]],
+        outputs: Iterable[tuple[Buffer, int, int]],
+    ) -> QnnRunnable: ...
+    def __reduce__(self) -> Never: ...
+
+class QnnRunnable(Runnable):
+    graph: QnnGraph
+    def __init__(
+        self,
+        graph: QnnGraph,
+        inputs: Iterable[tuple[Buffer, int, int]],
+        outputs: Iterable[tuple[Buffer, int, int]],
+    ) -> None: ...
+    def execute(self) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def __reduce__(self) -> Never: ...
