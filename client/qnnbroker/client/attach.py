@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's end of the attach socket: finding it, the handshake, requests and their fds.
+
+The connection is the session: the broker gives everything back when it sees it end.
+"""
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from qnnbroker.native import fds
+from qnnbroker.protos import attach as frames
+from qnnbroker.protos import paths, status
+from qnnbroker.protos.errors import (
+    BrokerError,
+    BrokerLost,
+    BrokerUnavailable,
+    DeadlineExpired,
+    NotAllowed,
+    ProtocolError,
+    SessionClosed,
+    VersionMismatch,
+)
+from qnnbroker.v1 import attach_pb2, types_pb2
+
+#: Pause between tries while the broker is not there or its queue of connections is full.
+_RETRY_SECONDS = 0.02
+
+_Message = TypeVar("_Message", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one session may hold, as the broker said. 0 means no limit."""
+
+    max_buffer_bytes: int
+    max_session_bytes: int
+    max_buffers: int
+    max_bindings: int
+    max_in_flight: int
+    max_message_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What the broker told in the handshake."""
+
+    session_id: int
+    session_token: bytes
+    grpc_path: str
+    limits: Limits
+    broker_version: str
+    broker_pid: int
+
+
+class AttachConnection:
+    """One attach connection, after its handshake.
+
+    Threads: any; one request at a time is under way, the others wait.
+    Fork: `abandon` it in the child, which closes the inherited fd, so that the broker sees the end
+    of the parent.
+    """
+
+    def __init__(self, sock: socket.socket, path: Path) -> None:
+        self._sock = sock
+        self._path = path
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._closing = False
+
+    def hello(self, client_name: str, timeout: float) -> Hello:
+        """The handshake; the first request of a connection.
+
+        Raises:
+            VersionMismatch: the two sides share no protocol or memory layout.
+            BrokerError: what the broker answered instead.
+        """
+        request = attach_pb2.HelloRequest(
+            protocol_min=frames.PROTOCOL_MIN,
+            protocol_max=frames.PROTOCOL_MAX,
+            abi_version=frames.ABI_VERSION,
+            client_name=client_name,
+            client_version=_version(),
+        )
+        body, _ = self.request(frames.Kind.HELLO, request.SerializeToString(), timeout, fd_count=0)
+        answer = parse(attach_pb2.HelloResponse, body)
+        if not frames.PROTOCOL_MIN <= answer.protocol <= frames.PROTOCOL_MAX:
+            raise VersionMismatch(
+                f"the broker speaks attach protocol {answer.protocol}; this client speaks "
+                f"{frames.PROTOCOL_MIN} to {frames.PROTOCOL_MAX}"
+            )
+        if answer.abi_version != frames.ABI_VERSION:
+            raise VersionMismatch(
+                f"the broker has memory layout {answer.abi_version}; this client has "
+                f"{frames.ABI_VERSION}",
+                reason="ABI_VERSION",
+            )
+        if len(answer.session_token) != frames.TOKEN_BYTES:
+            raise ProtocolError(
+                f"a session token of {len(answer.session_token)} bytes instead of "
+                f"{frames.TOKEN_BYTES}"
+            )
+        limits = answer.limits
+        return Hello(
+            session_id=answer.session_id,
+            session_token=answer.session_token,
+            grpc_path=answer.grpc_path,
+            limits=Limits(
+                max_buffer_bytes=limits.max_buffer_bytes,
+                max_session_bytes=limits.max_session_bytes,
+                max_buffers=limits.max_buffers,
+                max_bindings=limits.max_bindings,
+                max_in_flight=limits.max_in_flight,
+                max_message_bytes=limits.max_message_bytes,
+            ),
+            broker_version=answer.broker_version,
+            broker_pid=answer.broker_pid,
+        )
+
+    def request(
+        self, kind: frames.Kind, body: bytes, timeout: float, *, fd_count: int
+    ) -> tuple[bytes, list[int]]:
+        """One request and its answer: the body and exactly `fd_count` fds, which are the caller's.
+
+        Raises:
+            SessionClosed: closed here.
+            BrokerLost: the broker closed the connection.
+            DeadlineExpired: no answer within `timeout` seconds.
+            BrokerError: the error that the broker answered.
+        """
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            number = next(self._numbers)
+            try:
+                self._send(frames.pack(kind, number, body), deadline)
+                while True:
+                    frame, got = self._receive(deadline)
+                    if frame.request == number and frame.is_answer:
+                        break
+                    self._drop_late(frame, got)
+            except ProtocolError:
+                self._end()
+                raise
+            except BrokerError:  # some of them are OSErrors too
+                raise
+            except OSError as exc:
+                raise self._lost(exc) from exc
+        if frame.is_error:
+            _close_all(got)
+            raise status.from_detail(parse(types_pb2.ErrorDetail, frame.body))
+        if frame.kind != kind or len(got) != fd_count:
+            _close_all(got)
+            raise ProtocolError(
+                f"an answer of kind {frame.kind} with {len(got)} fds to a request of kind "
+                f"{int(kind)}, which wants {fd_count}",
+                reason="FD_COUNT" if frame.kind == kind else None,
+            )
+        return frame.body, got
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        while True:
+            try:
+                return fds.send_frame(self._fileno(), data)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline)
+
+    def _receive(self, deadline: float) -> tuple[frames.Frame, list[int]]:
+        while True:
+            try:
+                data, got = fds.recv_frame(
+                    self._fileno(), frames.MAX_FRAME_BYTES, frames.MAX_FRAME_FDS
+                )
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline)
+                continue
+            except fds.FrameTruncated as exc:
+                raise ProtocolError(f"from the broker: {exc.strerror}") from exc
+            if not data:
+                raise self._lost(None)
+            try:
+                return frames.unpack(data), got
+            except ProtocolError:
+                _close_all(got)
+                raise
+
+    def _drop_late(self, frame: frames.Frame, got: list[int]) -> None:
+        """The answer to a request that was given up; a buffer in it goes straight back."""
+        _close_all(got)
+        if frame.kind == frames.Kind.ALLOC and frame.is_answer and not frame.is_error:
+            late = parse(attach_pb2.AllocResponse, frame.body)
+            back = attach_pb2.ReleaseRequest(buffer_id=late.buffer_id).SerializeToString()
+            data = frames.pack(frames.Kind.RELEASE, next(self._numbers), back)
+            with contextlib.suppress(BlockingIOError):  # then it goes with the session
+                fds.send_frame(self._fileno(), data)
+
+    def _wait(self, events: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._fileno(), events)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise DeadlineExpired("the broker did not answer on its attach socket", reason="CALL")
+
+    def _fileno(self) -> int:
+        number = self._sock.fileno()
+        if number < 0:
+            raise SessionClosed("the session is closed")
+        return number
+
+    def _lost(self, exc: OSError | None) -> BrokerLost | SessionClosed:
+        if self._closing:
+            return SessionClosed("the session was closed during the call")
+        detail = f" ({exc.strerror})" if exc is not None else ""
+        return BrokerLost(
+            f"the broker behind {str(self._path)!r} closed this session's connection{detail}"
+        )
+
+    def is_lost(self, wait: float = 0.0) -> bool:
+        """Whether the broker has closed its end; waits up to `wait` seconds for that."""
+        number = self._sock.fileno()
+        if number < 0:
+            return False
+        poll = select.poll()
+        poll.register(number, select.POLLRDHUP)
+        return bool(poll.poll(wait * 1000))
+
+    def lost(self) -> BrokerLost | SessionClosed:
+        """The error for a caller that found `is_lost`."""
+        return self._lost(None)
+
+    def close(self) -> None:
+        """Ends the session. Does nothing when closed; a request under way in a thread fails."""
+        self._closing = True
+        self._end()
+        with self._lock:
+            self._sock.close()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits
+
+    def abandon(self) -> None:
+        """Closes this process' fd and nothing else: the parent keeps the connection."""
+        with contextlib.suppress(OSError):
+            os.close(self._sock.detach())
+
+
+def open_connection(directory: Path | None, deadline: float, wait: bool) -> AttachConnection:
+    """Connects to the broker of `directory` (None: the default one); no handshake yet.
+
+    Raises:
+        BrokerUnavailable: reason NO_SOCKET; nobody listens there.
+        NotAllowed: the directory, or the process behind the socket, is somebody else's.
+        InvalidRequest: the path is too long for a socket.
+    """
+    directory = paths.runtime_dir() if directory is None else directory.absolute()
+    paths.check_socket_path(directory)
+    path = directory / paths.ATTACH_SOCKET
+    while True:
+        try:
+            return AttachConnection(_connect(directory, path, deadline), path)
+        except BrokerUnavailable:
+            if not wait or time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)
+
+
+def _connect(directory: Path, path: Path, deadline: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.setblocking(False)
+        paths.check_private(directory)
+        while True:
+            try:
+                sock.connect(str(path))
+                break
+            except BlockingIOError:  # the queue of connections is full
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
+        _, uid, _ = fds.peer_credentials(sock.fileno())
+        if uid not in (0, os.getuid()):
+            raise NotAllowed(
+                f"the broker behind {str(path)!r} runs as uid {uid}; wanted are we "
+                f"(uid {os.getuid()}) or root",
+                reason="PEER_UID",
+            )
+        return sock
+    except BaseException as exc:
+        sock.close()
+        if isinstance(exc, BrokerError) or not isinstance(exc, OSError):
+            raise
+        if isinstance(exc, (FileNotFoundError, NotADirectoryError, ConnectionRefusedError)):
+            raise BrokerUnavailable(
+                f"no broker listens at {str(path)!r}; start one with `qnnbroker serve`"
+            ) from exc
+        if isinstance(exc, PermissionError):
+            raise NotAllowed(f"we may not connect to {str(path)!r}: {exc.strerror}") from exc
+        raise BrokerUnavailable(f"cannot connect to {str(path)!r}: {exc.strerror}") from exc
+
+
+def parse(kind: type[_Message], body: bytes) -> _Message:
+    """The message in a body that the broker sent.
+
+    Raises:
+        ProtocolError
+    """
+    try:
+        return kind.FromString(body)
+    except DecodeError as exc:
+        raise ProtocolError(f"the broker sent a body that is no {kind.DESCRIPTOR.name}") from exc
+
+
+def _close_all(numbers: list[int]) -> None:
+    for fd in numbers:
+        os.close(fd)
+
+
+def _version() -> str:
+    try:
+        return version("qnnbroker")
+    except PackageNotFoundError:  # run from source without an install
+        return "0"

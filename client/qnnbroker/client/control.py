@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed calls of the control service: token and deadline in, exceptions out."""
+
+import enum
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from qnnbroker.protos import status
+from qnnbroker.protos.errors import BrokerError, ProtocolError, SessionClosed
+from qnnbroker.v1 import control_pb2 as pb
+from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
+
+from .attach import AttachConnection
+
+#: How long a call that failed as unavailable waits for the attach socket to show that the broker
+#: is gone for good: the kernel closes the sockets of a dead process one after the other.
+_LOST_WAIT_SECONDS = 0.25
+_RECONNECT_MS = 50
+_MAX_RECONNECT_MS = 1000
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+class LoadStage(enum.IntEnum):
+    """Where a load is."""
+
+    HASHING = pb.LOAD_STAGE_HASHING
+    MAPPING = pb.LOAD_STAGE_MAPPING
+    CREATING = pb.LOAD_STAGE_CREATING
+    READY = pb.LOAD_STAGE_READY
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """One report of a load. `bytes_total` is 0 when it is not known."""
+
+    stage: LoadStage
+    bytes_done: int
+    bytes_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What one run took in the broker: waiting, executing, and bytes it had to copy."""
+
+    queue_ns: int
+    execute_ns: int
+    copied_bytes: int
+
+
+class Control:
+    """The control service of one broker, over one channel.
+
+    With a token the calls belong to that session; without, to nobody.
+
+    Threads: any. Fork: unusable in the child (gRPC's own rule); `Session` sees to that.
+
+    Raises (every call):
+        BrokerError: the exception that the broker raised.
+        BrokerLost: the broker behind `attach` is gone.
+        DeadlineExpired: reason CALL; no answer within the timeout.
+        SessionClosed: closed here.
+    """
+
+    def __init__(
+        self,
+        grpc_path: str,
+        *,
+        token: bytes | None = None,
+        attach: AttachConnection | None = None,
+        max_message_bytes: int = 0,
+    ) -> None:
+        limit = max_message_bytes or -1
+        self._channel = grpc.insecure_channel(
+            f"unix:{grpc_path}",
+            options=[
+                ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS),
+                ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
+                ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
+                ("grpc.max_send_message_length", limit),
+                ("grpc.max_receive_message_length", limit),
+                # Sessions share no connection: one must not inherit the other's backoff.
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+        self._stub = ControlServiceStub(self._channel)
+        self._metadata = None if token is None else ((status.SESSION_METADATA_KEY, token),)
+        self._attach = attach
+        self._closed = False
+
+    def server_info(self, timeout: float) -> pb.GetServerInfoResponse:
+        return self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest(), timeout)
+
+    def load_model(
+        self, request: pb.LoadModelRequest, timeout: float
+    ) -> Generator[pb.LoadModelResponse]:
+        """The reports of a load. Closing the iterator early gives up our share of it."""
+        try:
+            call = self._stub.LoadModel(request, timeout=timeout, metadata=self._metadata)
+            try:
+                yield from call
+            finally:
+                call.cancel()
+        except (grpc.RpcError, ValueError) as exc:
+            raise self._error(exc) from exc
+
+    def unload_model(self, request: pb.UnloadModelRequest, timeout: float) -> None:
+        self._call(self._stub.UnloadModel, request, timeout)
+
+    def list_models(self, timeout: float) -> pb.ListModelsResponse:
+        return self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+
+    def describe_model(self, request: pb.DescribeModelRequest, timeout: float) -> pb.Model:
+        return self._call(self._stub.DescribeModel, request, timeout).model
+
+    def create_binding(self, request: pb.CreateBindingRequest, timeout: float) -> int:
+        return self._call(self._stub.CreateBinding, request, timeout).binding_id
+
+    def release_binding(self, binding_id: int, timeout: float) -> None:
+        request = pb.ReleaseBindingRequest(binding_id=binding_id)
+        self._call(self._stub.ReleaseBinding, request, timeout)
+
+    def execute(self, binding_id: int, timeout: float) -> Timing:
+        request = pb.ExecuteRequest(binding_id=binding_id)
+        timing = self._call(self._stub.Execute, request, timeout).timing
+        return Timing(timing.queue_ns, timing.execute_ns, timing.copied_bytes)
+
+    def infer(self, request: pb.InferRequest, timeout: float) -> pb.InferResponse:
+        return self._call(self._stub.Infer, request, timeout)
+
+    def list_sessions(self, timeout: float) -> pb.ListSessionsResponse:
+        return self._call(self._stub.ListSessions, pb.ListSessionsRequest(), timeout)
+
+    def statistics(self, timeout: float) -> pb.GetStatisticsResponse:
+        return self._call(self._stub.GetStatistics, pb.GetStatisticsRequest(), timeout)
+
+    def stop_server(self, timeout: float) -> None:
+        self._call(self._stub.StopServer, pb.StopServerRequest(), timeout)
+
+    def close(self) -> None:
+        """Closes the channel; calls under way fail as SessionClosed."""
+        self._closed = True
+        self._channel.close()
+
+    def channel(self) -> grpc.Channel:
+        """The channel, for who must keep it from being touched after a fork."""
+        return self._channel
+
+    def _call(
+        self,
+        method: "Callable[..., _Response]",
+        request: object,
+        timeout: float,
+    ) -> _Response:
+        try:
+            return method(request, timeout=timeout, metadata=self._metadata)
+        except (grpc.RpcError, ValueError) as exc:
+            raise self._error(exc) from exc
+
+    def _error(self, exc: grpc.RpcError | ValueError) -> BaseException:
+        """The exception for a failed call."""
+        if self._closed:
+            return SessionClosed("the session was closed during the call")
+        if not isinstance(exc, grpc.Call):
+            # A ValueError of grpc: the channel cannot take the call.
+            return exc if isinstance(exc, ValueError) else ProtocolError(str(exc))
+        code = exc.code()
+        wait = _LOST_WAIT_SECONDS if code is grpc.StatusCode.UNAVAILABLE else 0.0
+        if self._attach is not None and self._attach.is_lost(wait):
+            return self._attach.lost()
+        detail: bytes | None = None
+        for key, value in exc.trailing_metadata() or ():
+            if key == status.ERROR_METADATA_KEY and isinstance(value, bytes):
+                detail = value
+        error: BrokerError = status.from_grpc(code.value[0], exc.details() or "", detail)
+        return error
