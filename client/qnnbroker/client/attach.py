@@ -145,7 +145,8 @@ class AttachConnection:
                 self._send(frames.pack(kind, number, body), deadline)
                 while True:
                     frame, got = self._receive(deadline)
-                    if frame.request == number and frame.is_answer:
+                    # Request 0: an error about the connection, the last thing the broker says.
+                    if frame.is_answer and frame.request in (number, 0):
                         break
                     self._drop_late(frame, got)
             except ProtocolError:

@@ -6,7 +6,8 @@ A frame is one SOCK_SEQPACKET datagram: a header of 16 bytes and a protobuf body
     offset 0   4 bytes  magic "QNBK"
     offset 4   u16      kind
     offset 6   u16      flags: 1 answer, 2 error (the body is an ErrorDetail)
-    offset 8   u32      request number, chosen by the client, echoed in the answer
+    offset 8   u32      request number, chosen by the client (not 0), echoed in the answer; 0 in an
+                        error about the connection itself, which ends after it
     offset 12  u32      body length; header + body is exactly the datagram
 """
 
