@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from typing import Final, Literal, TypeAlias
 
 from .runnable import Runnable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from qnnbroker.native.qnn_handle import QnnHandle
 from qnnbroker.native.qnn_library import QnnLibrary
 

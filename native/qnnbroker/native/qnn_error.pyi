@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from typing import Final
 
 NOT_SUPPORTED: Final = 1000

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from typing_extensions import Buffer
 from typing import Final, NamedTuple
 

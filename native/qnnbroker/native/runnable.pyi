@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 class Runnable:
     @property
     def closed(self) -> bool: ...
