@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broker: builds the parts in order, starts them, stops them in reverse."""
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from qnnbroker.protos.paths import ATTACH_SOCKET, GRPC_SOCKET, LOCK_FILE, make_runtime_dir
+from qnnbroker.v1 import control_pb2_grpc
+
+from .attach import AttachServer, bind_listener, inherit_listener
+from .backends.base import Backend
+from .backends.opening import open_backend
+from .config import BrokerConfig
+from .contexts import ContextStore
+from .control import ControlServicer
+from .executor import LoopExecutor
+from .files import HashCache
+from .lock import BrokerLock
+from .models import ModelTable
+from .service import BrokerService
+from .sessions import SessionTable
+from .version import broker_version
+
+log = logging.getLogger(__name__)
+qnn_log = logging.getLogger("qnnbroker.qnn")
+
+
+class Broker:
+    """The broker of one runtime directory. `start`, then `wait_stopped`, then `stop`.
+
+    Belongs to one event loop, and to a process that never forks.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self._stop_asked = asyncio.Event()
+        self._lock: BrokerLock | None = None
+        self._listener: socket.socket | None = None
+        self._backend: Backend | None = None
+        self._log_fd = -1
+        self._server: grpc.aio.Server | None = None
+        self._attach: AttachServer | None = None
+        self._service: BrokerService | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def service(self) -> BrokerService:
+        """The parts, once started."""
+        assert self._service is not None
+        return self._service
+
+    async def start(self) -> None:
+        """Takes the lock, starts the backend, opens the sockets.
+
+        Raises:
+            AlreadyExists: another broker runs here.
+            NotAllowed, InvalidRequest: the runtime directory.
+            BrokerError: the backend.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config, directory = self.config, self.config.directory
+        make_runtime_dir(directory)
+        self._lock = BrokerLock(directory / LOCK_FILE)
+        raise_fd_limit()
+        # First of all, so that a client that comes while the backend starts waits in the backlog.
+        if config.attach_fd >= 0:
+            self._listener = inherit_listener(config.attach_fd)
+        else:
+            self._listener = bind_listener(directory / ATTACH_SOCKET)
+        loop = asyncio.get_running_loop()
+        self._backend = await loop.run_in_executor(None, open_backend, config)
+        self._log_fd = self._backend.log_fileno()
+        if self._log_fd >= 0:
+            loop.add_reader(self._log_fd, self._drain_log)
+        executor = LoopExecutor(config.band_workers, config.band_priorities)
+        self._threads = ThreadPoolExecutor(config.load_threads, "qnnbroker-load")
+        contexts = ContextStore(self._backend, self._threads)
+        models = ModelTable(contexts, HashCache(self._threads), config.keep_alive_seconds)
+        sessions = SessionTable(config, executor, models)
+        version = broker_version()
+        self._service = BrokerService(
+            config, self._backend, executor, contexts, models, sessions, version, self.request_stop
+        )
+        grpc_path = await self._start_grpc(directory, self._service)
+        self._attach = AttachServer(config, sessions, self._listener, grpc_path, version)
+        self._attach.start()
+        info = self._backend.info
+        log.info(
+            "qnnbroker %s ready on %s: %s %s, build %s, SoC %d, arch %d%s",
+            version,
+            directory,
+            info.name,
+            info.provider,
+            info.build_id,
+            info.soc_model,
+            info.dsp_arch,
+            " (emulated)" if info.emulated else "",
+        )
+
+    async def _start_grpc(self, directory: Path, service: BrokerService) -> Path:
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self.config.max_message_bytes),
+                ("grpc.max_send_message_length", self.config.max_message_bytes),
+                ("grpc.so_reuseport", 0),
+            ]
+        )
+        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(service), server)
+        # grpcio cannot adopt a listening fd, and removes a path that it binds: so it binds a name
+        # of its own, which then becomes the public one in one step.
+        own = directory / f"grpc-{os.getpid()}.sock"
+        own.unlink(missing_ok=True)
+        server.add_insecure_port(f"unix:{own}")
+        self._server = server
+        await server.start()
+        os.chmod(own, 0o600)
+        path = directory / GRPC_SOCKET
+        os.rename(own, path)
+        return path
+
+    def _drain_log(self) -> None:
+        assert self._backend is not None
+        for level, text in self._backend.drain_log():
+            qnn_log.log(level, "%s", text)
+
+    def request_stop(self, why: str) -> None:
+        """Makes `wait_stopped` return. Called from the loop's thread."""
+        if not self._stop_asked.is_set():
+            log.info("stopping: %s", why)
+            self._stop_asked.set()
+
+    async def wait_stopped(self) -> None:
+        """Until somebody asks for the stop."""
+        await self._stop_asked.wait()
+
+    async def stop(self) -> None:
+        """Stops accepting, finishes what runs, frees in order, removes the sockets. Idempotent."""
+        service = self._service
+        if service is not None:
+            service.stopping = True
+        if self._attach is not None:
+            self._attach.stop_accepting()
+        if service is not None:
+            # Running executes end and are answered; queued ones fail as STOPPING.
+            await service.executor.stop()
+        if self._server is not None:
+            await self._server.stop(grace=1.0)
+            self._server = None
+        if self._attach is not None:
+            await self._attach.close()
+            self._attach = None
+        if service is not None:
+            service.close_inline()
+            service.models.close()
+            await self._wait_idle(service)
+            await service.contexts.close()
+            service.executor.close()
+            self._service = None
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        if self._backend is not None:
+            if self._log_fd >= 0:
+                asyncio.get_running_loop().remove_reader(self._log_fd)
+            self._backend.close()
+            self._drain_log()
+            self._backend = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            if self.config.attach_fd < 0:
+                (self.config.directory / ATTACH_SOCKET).unlink(missing_ok=True)
+            (self.config.directory / GRPC_SOCKET).unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    async def _wait_idle(self, service: BrokerService) -> None:
+        """Until the executor has told of every session and binding that is gone."""
+        while service.executor.held:
+            await service.executor.wait_event()
+
+
+def raise_fd_limit() -> None:
+    """Every session takes several fds: as many as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log.warning("the limit of open files stays at %d: %s", soft, error)

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attach socket: who are you (SO_PEERCRED), versions, fds out, lease = connection.
+
+asyncio has no SOCK_SEQPACKET server, so the listener is accepted from by hand and each connection
+is one task around a readable event. The session ends when that task does: on end-of-file, on a
+frame that breaks the protocol, or when the peer's pidfd says that it is gone (a forked child may
+still hold the socket open).
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from qnnbroker.native.fds import (
+    FrameTruncated,
+    peer_credentials,
+    pidfd_open,
+    recv_frame,
+    send_frame,
+)
+from qnnbroker.protos.attach import (
+    ABI_VERSION,
+    FLAG_ANSWER,
+    FLAG_ERROR,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_FDS,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Frame,
+    Kind,
+    pack,
+    unpack,
+)
+from qnnbroker.protos.errors import (
+    BrokerError,
+    NotAllowed,
+    ProtocolError,
+    Unsupported,
+    VersionMismatch,
+)
+from qnnbroker.protos.status import to_detail
+from qnnbroker.v1 import attach_pb2
+
+from .config import BrokerConfig
+from .sessions import Peer, Session, SessionTable
+
+log = logging.getLogger(__name__)
+
+#: Connections waiting in the kernel to be accepted.
+BACKLOG = 128
+#: How long a client may leave its answers unread before it is given up.
+SEND_TIMEOUT_SECONDS = 10.0
+
+
+def bind_listener(path: Path) -> socket.socket:
+    """A listening attach socket at `path`, replacing a dead broker's; the caller holds the lock."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        listener.bind(str(temporary))
+        os.chmod(temporary, 0o600)
+        listener.listen(BACKLOG)
+        os.rename(temporary, path)
+    except BaseException:
+        listener.close()
+        temporary.unlink(missing_ok=True)
+        raise
+    return listener
+
+
+def inherit_listener(fd: int) -> socket.socket:
+    """The listening attach socket that somebody (a supervisor, systemd) opened for us.
+
+    Raises:
+        ProtocolError: the fd is no listening SOCK_SEQPACKET Unix socket.
+    """
+    listener = socket.socket(fileno=fd)
+    listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if listener.family != socket.AF_UNIX or listener.type != socket.SOCK_SEQPACKET or not listening:
+        listener.detach()
+        raise ProtocolError(f"fd {fd} is not a listening SOCK_SEQPACKET Unix socket")
+    os.set_inheritable(fd, False)
+    return listener
+
+
+class AttachServer:
+    """Accepts clients and serves their attach frames. Belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        sessions: SessionTable,
+        listener: socket.socket,
+        grpc_path: Path,
+        version: str,
+    ) -> None:
+        self._config = config
+        self._sessions = sessions
+        self._listener = listener
+        self._grpc_path = grpc_path
+        self._version = version
+        self._connections: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+        listener.setblocking(False)
+
+    def start(self) -> None:
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except ConnectionError:
+                continue  # gone before we looked
+            except OSError as error:
+                # Out of fds or memory: those who are attached go on; try again when some is back.
+                log.error("cannot accept a client: %s", error)
+                await asyncio.sleep(0.2)
+                continue
+            # Room beyond the sessions, so that a refused client still hears why.
+            if len(self._connections) >= self._config.max_sessions + BACKLOG:
+                connection.close()
+                continue
+            task = asyncio.create_task(self._serve(connection))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, socket_: socket.socket) -> None:
+        connection = Connection(socket_)
+        session: Session | None = None
+        why = "end of file"
+        try:
+            session = await self._greet(connection)
+            while (frame := await connection.receive()) is not None:
+                await self._answer(connection, session, frame)
+            if connection.peer_died:
+                why = "the process is gone"
+        except ProtocolError as error:
+            why = f"protocol error: {error}"
+            await connection.refuse(error)
+        except BrokerError as error:  # of the greeting
+            why = str(error)
+            await connection.refuse(error)
+        except (OSError, TimeoutError) as error:
+            why = f"connection lost: {error or type(error).__name__}"
+        except Exception:
+            why = "internal error"
+            log.exception("serving pid %d failed", connection.peer.pid)
+        finally:
+            connection.close()
+            if session is not None:
+                self._sessions.close(session, why)
+            elif why != "end of file":
+                log.info("pid %d was not attached: %s", connection.peer.pid, why)
+
+    async def _greet(self, connection: "Connection") -> Session:
+        peer = connection.peer
+        if peer.uid not in (0, os.getuid()):
+            raise NotAllowed(
+                f"uid {peer.uid} may not attach to the broker of uid {os.getuid()}",
+                reason="PEER_UID",
+            )
+        async with asyncio.timeout(self._config.hello_timeout_seconds):
+            frame = await connection.receive()
+        if frame is None:
+            raise ConnectionResetError("no HELLO")
+        if frame.kind != Kind.HELLO:
+            raise ProtocolError(f"the first frame must be HELLO (1), found kind {frame.kind}")
+        hello = parse(attach_pb2.HelloRequest, frame)
+        check_versions(hello)
+        session = self._sessions.open(peer, hello.client_name)
+        answer = attach_pb2.HelloResponse(
+            protocol=min(hello.protocol_max, PROTOCOL_MAX),
+            abi_version=ABI_VERSION,
+            session_id=session.session_id,
+            session_token=session.token,
+            grpc_path=str(self._grpc_path),
+            limits=self._config.limits(),
+            broker_version=self._version,
+            broker_pid=os.getpid(),
+        )
+        try:
+            await connection.send(frame, answer.SerializeToString())
+        except BaseException:
+            self._sessions.close(session, "the greeting could not be answered")
+            raise
+        return session
+
+    async def _answer(self, connection: "Connection", session: Session, frame: Frame) -> None:
+        try:
+            if frame.kind == Kind.ALLOC:
+                alloc = parse(attach_pb2.AllocRequest, frame)
+                if alloc.buffer_kind == attach_pb2.BUFFER_KIND_RPCMEM:
+                    raise Unsupported("this broker has no rpcmem; ask for a memfd buffer")
+                buffer = await session.buffers.allocate(alloc.size_bytes)
+                answer = attach_pb2.AllocResponse(
+                    buffer_id=buffer.buffer_id,
+                    size_bytes=buffer.size_bytes,
+                    buffer_kind=attach_pb2.BUFFER_KIND_MEMFD,
+                )
+                await connection.send(
+                    frame, answer.SerializeToString(), fds=[buffer.region.fileno()]
+                )
+            elif frame.kind == Kind.RELEASE:
+                session.buffers.release(parse(attach_pb2.ReleaseRequest, frame).buffer_id)
+                await connection.send(frame, b"")
+            elif frame.kind == Kind.HELLO:
+                raise ProtocolError("a second HELLO on one connection")
+            else:
+                raise Unsupported(f"this broker knows no attach frame of kind {frame.kind}")
+        except ProtocolError:
+            raise
+        except BrokerError as error:
+            log.debug("session %d: %s", session.session_id, error)
+            await connection.send(frame, to_detail(error).SerializeToString(), error=True)
+
+    def stop_accepting(self) -> None:
+        """No new clients; the attached ones stay. Idempotent."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            self._accepting = None
+        self._listener.close()
+
+    async def close(self) -> None:
+        """Ends every connection, and with it every session."""
+        self.stop_accepting()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+
+def _wake(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+class Connection:
+    """One accepted attach socket with the peer's credentials and pidfd."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._loop = asyncio.get_running_loop()
+        self.peer = Peer(*peer_credentials(connection.fileno()))
+        self.peer_died = False
+        self._pidfd = -1
+        self._waiting: asyncio.Future[None] | None = None
+        try:
+            self._pidfd = pidfd_open(self.peer.pid)
+        except ProcessLookupError:
+            self.peer_died = True
+        except OSError as error:  # an old kernel, a sandbox: end-of-file alone must do
+            log.warning("no pidfd for pid %d: %s", self.peer.pid, error)
+        else:
+            self._loop.add_reader(self._pidfd, self._on_death)
+
+    def _on_death(self) -> None:
+        self.peer_died = True
+        self._drop_pidfd()
+        if self._waiting is not None:
+            _wake(self._waiting)
+
+    def _drop_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    async def receive(self) -> Frame | None:
+        """The next frame; None at end-of-file or when the peer has died.
+
+        Raises:
+            ProtocolError: a frame that is too long, truncated, malformed, or carries fds.
+            OSError: the connection broke.
+        """
+        while not self.peer_died:
+            try:
+                data, fds = recv_frame(self._socket.fileno(), MAX_FRAME_BYTES, MAX_FRAME_FDS)
+            except BlockingIOError:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+                continue
+            except FrameTruncated as error:
+                raise ProtocolError(str(error), reason="BAD_FRAME") from error
+            except ConnectionResetError:
+                return None
+            for fd in fds:
+                os.close(fd)
+            if fds:
+                raise ProtocolError(
+                    f"no frame takes file descriptors here, found {len(fds)}", reason="FD_COUNT"
+                )
+            return unpack(data) if data else None
+        return None
+
+    async def send(
+        self, request: Frame, body: bytes, *, fds: list[int] | None = None, error: bool = False
+    ) -> None:
+        """Answers `request`. A peer that does not read its answers is given up.
+
+        Raises:
+            TimeoutError, OSError: it could not be sent.
+        """
+        flags = FLAG_ANSWER | (FLAG_ERROR if error else 0)
+        data = pack(request.kind, request.request, body, flags)
+        async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+            while not self.peer_died:
+                try:
+                    return send_frame(self._socket.fileno(), data, fds or [])
+                except BlockingIOError:
+                    await self._ready(self._loop.add_writer, self._loop.remove_writer)
+
+    async def refuse(self, error: BrokerError) -> None:
+        """Sends an error that answers no request in particular; never fails."""
+        try:
+            await self.send(Frame(0, 0, 0, b""), to_detail(error).SerializeToString(), error=True)
+        except (OSError, TimeoutError, BrokerError):
+            pass
+
+    async def _ready(
+        self, add: Callable[..., None], remove: Callable[[socket.socket], bool]
+    ) -> None:
+        self._waiting = self._loop.create_future()
+        waiting = self._waiting
+        add(self._socket, _wake, waiting)
+        try:
+            await waiting
+        finally:
+            remove(self._socket)
+            self._waiting = None
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._drop_pidfd()
+        self._socket.close()
+
+
+M = TypeVar("M", bound=Message)
+
+
+def parse(kind: type[M], frame: Frame) -> M:
+    """The body of a frame.
+
+    Raises:
+        ProtocolError: reason BAD_FRAME.
+    """
+    message = kind()
+    try:
+        message.ParseFromString(frame.body)
+    except Exception as error:  # protobuf's DecodeError, or text that is not UTF-8
+        raise ProtocolError(f"the body of a frame of kind {frame.kind} is malformed") from error
+    return message
+
+
+def check_versions(hello: attach_pb2.HelloRequest) -> None:
+    """Refuses a client that shares no protocol number or memory layout with us.
+
+    Raises:
+        VersionMismatch: says both sides' numbers and which one to upgrade.
+    """
+    low, high = hello.protocol_min, hello.protocol_max
+    if low > high or low > PROTOCOL_MAX or high < PROTOCOL_MIN:
+        older = "the client" if high < PROTOCOL_MIN else "the broker"
+        raise VersionMismatch(
+            f"the broker speaks attach protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the client "
+            f"{low} to {high}: upgrade {older}",
+            wanted=f"{PROTOCOL_MIN}-{PROTOCOL_MAX}",
+            found=f"{low}-{high}",
+        )
+    if hello.abi_version != ABI_VERSION:
+        older = "the client" if hello.abi_version < ABI_VERSION else "the broker"
+        raise VersionMismatch(
+            f"the broker has shared-memory layout {ABI_VERSION}, the client {hello.abi_version}: "
+            f"upgrade {older}",
+            reason="ABI_VERSION",
+            wanted=ABI_VERSION,
+            found=hello.abi_version,
+        )

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backends: one contract (base), implementations beside it."""

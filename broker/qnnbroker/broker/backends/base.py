@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract that every backend keeps; one test suite runs on all of them.
+
+Calls that may take long (create_context, close) block without the GIL and are made on a thread of
+their own; `bind` is quick and made on the event loop.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from qnnbroker.native.runnable import Runnable
+from qnnbroker.protos.tensors import TensorSpec
+from qnnbroker.v1 import control_pb2
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as Buffer
+else:  # collections.abc has it from Python 3.12 on
+    Buffer = object
+
+#: (object with the buffer protocol, offset in bytes, size in bytes)
+Span = tuple[Buffer, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """Name, inputs and outputs of a graph, in the backend's order."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BinarySpec:
+    """What a context binary says of itself."""
+
+    graphs: tuple[GraphSpec, ...]
+    build_id: str
+    backend_id: int
+    dsp_arch: int
+    soc_model: int
+    #: Bytes of constants that creating the context will cost, shared ones included.
+    weight_bytes: int
+    shared_weight_bytes: int
+    #: Bytes the backend parsed; what the file should hold besides its header.
+    blob_bytes: int
+
+
+class BackendGraph(Protocol):
+    """One executable of a context."""
+
+    @property
+    def spec(self) -> GraphSpec: ...
+
+    def bind(self, inputs: Sequence[Span], outputs: Sequence[Span]) -> "ClosableRunnable":
+        """A runnable over these spans, in the order of the spec.
+
+        Raises:
+            ValueError: a span does not fit its tensor, or overlaps where it must not.
+        """
+
+    def statistics(self) -> Mapping[str, int]:
+        """run_count, error_count, execute_ns_total/min/max, queue_ns_total."""
+
+
+class ClosableRunnable(Runnable):
+    """What `bind` gives: a native Runnable that can be closed."""
+
+    def close(self) -> None:
+        """Lets go of the spans. Idempotent; BufferError while it executes."""
+
+
+class BackendContext(Protocol):
+    """A context binary loaded into the backend."""
+
+    @property
+    def graphs(self) -> Mapping[str, BackendGraph]: ...
+
+    def close(self) -> None:
+        """Frees it. Idempotent. Waits for an execute under way."""
+
+
+class Backend(Protocol):
+    """A library that runs graphs, started."""
+
+    @property
+    def info(self) -> control_pb2.BackendInfo: ...
+
+    def read_spec(self, data: Buffer) -> BinarySpec:
+        """Parses a context binary.
+
+        Raises:
+            InvalidRequest: reason BAD_FILE.
+            Unsupported: a dtype or encoding that has no place here.
+        """
+
+    def create_context(self, data: Buffer, spec: BinarySpec) -> BackendContext:
+        """Loads a context binary; keeps nothing of `data` when it returns.
+
+        Raises:
+            BackendError, LimitExceeded, VersionMismatch, Unsupported: by the library's code.
+        """
+
+    def log_fileno(self) -> int:
+        """An fd that is readable while log lines wait; -1 for none."""
+
+    def drain_log(self) -> Sequence[tuple[int, str]]:
+        """(logging level, text) of the lines since."""
+
+    def close(self) -> None:
+        """Ends the backend; every context must be closed before. Idempotent."""

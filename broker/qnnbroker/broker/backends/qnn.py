@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The QNN backend: the C API through `qnnbroker.native`, for the real library and for the fake.
+
+The one place where a QNN code becomes one of our exceptions.
+"""
+
+import logging
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from qnnbroker.native.qnn_backend import QnnBackend, QnnDevice
+from qnnbroker.native.qnn_context import QnnContext
+from qnnbroker.native.qnn_error import QnnError
+from qnnbroker.native.qnn_graph import QnnGraph
+from qnnbroker.native.qnn_info import BinaryInfo, GraphInfo, TensorInfo, parse_binary
+from qnnbroker.native.qnn_library import QnnLibrary, drain_log, log_fileno
+from qnnbroker.protos.errors import (
+    BackendError,
+    BrokerError,
+    BrokerUnavailable,
+    DeadlineExpired,
+    InvalidRequest,
+    LimitExceeded,
+    NpuRestarted,
+    SubmissionCancelled,
+    Unsupported,
+    VersionMismatch,
+)
+from qnnbroker.protos.tensors import Quantization, TensorSpec
+from qnnbroker.v1 import control_pb2
+
+from .base import BinarySpec, Buffer, ClosableRunnable, GraphSpec, Span
+
+#: QNN data type number -> numpy dtype of the stored elements (qnn types: class in the high byte,
+#: width in the low one). Fixed-point types are the quantised ones.
+DTYPES: dict[int, str] = {
+    0x0008: "int8",
+    0x0016: "int16",
+    0x0032: "int32",
+    0x0064: "int64",
+    0x0108: "uint8",
+    0x0116: "uint16",
+    0x0132: "uint32",
+    0x0164: "uint64",
+    0x0216: "float16",
+    0x0232: "float32",
+    0x0264: "float64",
+    0x0308: "int8",
+    0x0316: "int16",
+    0x0332: "int32",
+    0x0408: "uint8",
+    0x0416: "uint16",
+    0x0432: "uint32",
+    0x0508: "bool",
+}
+
+#: QNN code -> (exception, reason). Others become BackendError.
+_ERRORS: dict[int, tuple[type[BrokerError], str]] = {
+    1000: (Unsupported, "BACKEND_LACKS"),
+    1002: (LimitExceeded, "NPU_MEMORY"),
+    1010: (LimitExceeded, "NPU_MEMORY"),
+    1005: (VersionMismatch, "LIBRARY_VERSION"),
+    1006: (VersionMismatch, "LIBRARY_VERSION"),
+    1007: (NpuRestarted, "NPU_RESTARTED"),
+    1008: (VersionMismatch, "LIBRARY_VERSION"),
+    1011: (BrokerUnavailable, "NPU_LOST"),
+    5004: (VersionMismatch, "CONTEXT_BINARY_VERSION"),
+    5005: (InvalidRequest, "BAD_FILE"),
+    5008: (VersionMismatch, "CONTEXT_BINARY_VERSION"),
+    5011: (VersionMismatch, "CONTEXT_BINARY_VERSION"),
+    5012: (SubmissionCancelled, "BY_CALLER"),
+    5013: (DeadlineExpired, "RUNNING"),
+    6031: (SubmissionCancelled, "BY_CALLER"),
+    6033: (DeadlineExpired, "RUNNING"),
+    30001: (InvalidRequest, "BAD_FILE"),
+    30010: (InvalidRequest, "BAD_FILE"),
+}
+
+#: QNN log level -> logging level; verbose and debug are both below Python's debug.
+LOG_LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG, 5: 5}
+
+
+def translate(error: QnnError, doing: str) -> BrokerError:
+    """The exception of ours for a QNN error; `doing` says what was asked."""
+    cls, reason = _ERRORS.get(error.code, (BackendError, "QNN_ERROR"))
+    return cls(
+        f"{doing}: {error}",
+        reason=reason,
+        qnn_code=error.code,
+        qnn_name=error.name,
+        operation=error.operation,
+    )
+
+
+def set_dsp_search_path(directory: Path) -> None:
+    """Lets the DSP find its half of the library beside ours; before the first FastRPC session.
+
+    Entries are separated by ';', and FastRPC appends its own defaults.
+    """
+    places = [directory, *sorted(directory.glob("hexagon-v*/unsigned"))]
+    for variable in ("ADSP_LIBRARY_PATH", "DSP_LIBRARY_PATH"):
+        before = os.environ.get(variable)
+        os.environ[variable] = ";".join([*map(str, places), *([before] if before else [])])
+
+
+class QnnGraphAdapter:
+    """A native graph with its spec in our types."""
+
+    def __init__(self, native: QnnGraph, spec: GraphSpec) -> None:
+        self._native = native
+        self.spec = spec
+
+    def bind(self, inputs: Sequence[Span], outputs: Sequence[Span]) -> ClosableRunnable:
+        return self._native.bind(inputs, outputs)  # type: ignore[return-value]
+
+    def statistics(self) -> Mapping[str, int]:
+        return self._native.statistics()
+
+
+class QnnContextAdapter:
+    """A native context and its graphs."""
+
+    def __init__(self, native: QnnContext, spec: BinarySpec) -> None:
+        self._native = native
+        try:
+            self.graphs = {g.name: QnnGraphAdapter(native.graph(g.name), g) for g in spec.graphs}
+        except BaseException:
+            native.close()
+            raise
+
+    def close(self) -> None:
+        self.graphs.clear()
+        try:
+            self._native.close()
+        except QnnError as error:
+            raise translate(error, "freeing a context") from error
+
+
+class QnnBackendAdapter:
+    """A QNN library, started: backend and device.
+
+    Args:
+        directory: holds libQnnHtp.so and libQnnSystem.so.
+        name: "qnn" or "fake", for people.
+        log_level: QNN's, 1 to 5.
+
+    Raises:
+        BrokerError: the library is not there, does not fit, or does not start.
+    """
+
+    def __init__(self, directory: Path, *, name: str = "qnn", log_level: int = 2) -> None:
+        set_dsp_search_path(directory)
+        try:
+            self._library = QnnLibrary(directory)
+            self._backend = QnnBackend(self._library, log_level=log_level)
+            try:
+                self._device = QnnDevice(self._backend)
+            except BaseException:
+                self._backend.close()
+                raise
+        except QnnError as error:
+            raise translate(error, f"starting the QNN library in {str(directory)!r}") from error
+        except OSError as error:
+            raise BrokerUnavailable(
+                f"cannot load the QNN library: {error}", reason="NPU_LOST"
+            ) from error
+        self.info = self._make_info(name)
+
+    def _make_info(self, name: str) -> control_pb2.BackendInfo:
+        library, device = self._library, self._device
+        # The x86_64 build of the HTP library is Qualcomm's emulation; it always calls itself
+        # SoC 30, arch 68. The fake does the same until it is told to be hardware.
+        emulated = platform.machine() == "x86_64" and (device.soc_model, device.dsp_arch) == (
+            30,
+            68,
+        )
+        return control_pb2.BackendInfo(
+            name=name,
+            provider=library.provider_name,
+            backend_id=library.backend_id,
+            build_id=self._backend.build_id,
+            core_api_version=dotted(library.core_api_version),
+            backend_api_version=dotted(library.backend_api_version),
+            system_api_version=dotted(library.system_api_version),
+            library_dir=str(library.directory),
+            dsp_arch=device.dsp_arch,
+            soc_model=device.soc_model,
+            vtcm_mb=device.vtcm_mb,
+            emulated=emulated,
+        )
+
+    def read_spec(self, data: Buffer) -> BinarySpec:
+        try:
+            info = parse_binary(self._library, data)
+        except QnnError as error:
+            raise translate(error, "reading the context binary") from error
+        except ValueError as error:
+            raise InvalidRequest(
+                f"not a sound context binary: {error}", reason="BAD_FILE"
+            ) from error
+        if info.backend_id != self._library.backend_id:
+            raise VersionMismatch(
+                f"the binary is for QNN backend {info.backend_id}, this one is "
+                f"{self._library.backend_id}",
+                reason="CONTEXT_BINARY_VERSION",
+            )
+        return binary_spec(info)
+
+    def create_context(self, data: Buffer, spec: BinarySpec) -> QnnContextAdapter:
+        try:
+            return QnnContextAdapter(QnnContext(self._device, data), spec)
+        except QnnError as error:
+            raise translate(error, "creating the context") from error
+        except ValueError as error:
+            raise InvalidRequest(
+                f"cannot create the context: {error}", reason="BAD_FILE"
+            ) from error
+
+    def log_fileno(self) -> int:
+        return log_fileno()
+
+    def drain_log(self) -> Sequence[tuple[int, str]]:
+        return [(LOG_LEVELS.get(level, logging.DEBUG), text) for level, text in drain_log()]
+
+    def close(self) -> None:
+        self._device.close()
+        self._backend.close()
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    """(2, 40, 0) -> "2.40.0"."""
+    return ".".join(map(str, version))
+
+
+def binary_spec(info: BinaryInfo) -> BinarySpec:
+    """Our view of what a context binary says of itself.
+
+    Raises:
+        Unsupported: reason DTYPE.
+    """
+    shared = max((g.shared_weight_bytes for g in info.graphs), default=0)
+    return BinarySpec(
+        graphs=tuple(graph_spec(g) for g in info.graphs),
+        build_id=info.build_id,
+        backend_id=info.backend_id,
+        dsp_arch=info.dsp_arch,
+        soc_model=info.soc_model,
+        weight_bytes=sum(g.weight_bytes for g in info.graphs) + shared,
+        shared_weight_bytes=shared,
+        blob_bytes=info.blob_bytes,
+    )
+
+
+def graph_spec(info: GraphInfo) -> GraphSpec:
+    return GraphSpec(
+        info.name,
+        tuple(tensor_spec(t, info.name) for t in info.inputs),
+        tuple(tensor_spec(t, info.name) for t in info.outputs),
+    )
+
+
+def tensor_spec(info: TensorInfo, graph: str) -> TensorSpec:
+    if info.dtype not in DTYPES:
+        raise Unsupported(
+            f"tensor {info.name!r} of graph {graph!r} has the QNN data type {info.dtype:#06x}, "
+            "which has no numpy dtype",
+            reason="DTYPE",
+        )
+    quantization = None
+    if (q := info.quantization) is not None:
+        quantization = Quantization(q.scales, q.offsets, q.axis, q.encoding)
+    spec = TensorSpec(info.name, np.dtype(DTYPES[info.dtype]), info.shape, quantization)
+    if spec.size_bytes != info.size_bytes:
+        raise Unsupported(
+            f"tensor {info.name!r} of graph {graph!r}: {spec.dtype}{list(spec.shape)} makes "
+            f"{spec.size_bytes} bytes, the library says {info.size_bytes}",
+            reason="DTYPE",
+        )
+    return spec

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BrokerConfig: every limit and option of the broker with its unit and default."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qnnbroker.protos.attach import ABI_VERSION  # noqa: F401  (re-exported for status)
+from qnnbroker.protos.errors import InvalidRequest
+from qnnbroker.protos.paths import runtime_dir
+from qnnbroker.v1 import attach_pb2
+
+MIB = 1024 * 1024
+
+
+def option(default: Any, help: str, *, unit: str = "") -> Any:
+    """A field with its explanation; `qnnbroker config` prints them."""
+    return field(default=default, metadata={"help": help, "unit": unit})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerConfig:
+    """What a broker is started with. Immutable; JSON in and out for the exec of the worker."""
+
+    runtime_dir: str = field(
+        default_factory=lambda: str(runtime_dir()),
+        metadata={"help": "directory of the sockets; must be ours alone", "unit": ""},
+    )
+    backend: str = option("qnn", "qnn (a QNN directory) or fake (the fault-injecting stand-in)")
+    qnn_lib_dir: str = option("", "directory of libQnnHtp.so; empty: the installed onnxruntime-qnn")
+    qnn_log_level: int = option(2, "1 error, 2 warning, 3 info, 4 verbose, 5 debug")
+    log_level: str = option("info", "debug, info, warning or error")
+
+    max_sessions: int = option(256, "attached clients")
+    max_buffer_bytes: int = option(2048 * MIB, "one shared buffer", unit="bytes")
+    max_session_bytes: int = option(8192 * MIB, "shared buffers of one session", unit="bytes")
+    max_buffers: int = option(4096, "shared buffers of one session")
+    max_bindings: int = option(4096, "bindings of one session")
+    max_in_flight: int = option(64, "submissions of one session queued or running")
+    max_message_bytes: int = option(256 * MIB, "one gRPC message", unit="bytes")
+    load_threads: int = option(2, "models hashed or created at a time")
+    band_workers: tuple[int, int, int] = option((1, 1, 1), "executes at a time: low, normal, high")
+    band_priorities: tuple[int, int, int] = option(
+        (0, 100, 200), "QNN priority of the low, normal and high band"
+    )
+
+    keep_alive_seconds: float = option(
+        300.0, "how long a model loaded without a session stays after its last use", unit="seconds"
+    )
+    hello_timeout_seconds: float = option(10.0, "time for a new client's HELLO", unit="seconds")
+    stop_timeout_seconds: float = option(
+        30.0, "how long an orderly stop waits for what runs", unit="seconds"
+    )
+
+    attach_fd: int = option(-1, "inherited listening attach socket; -1: bind our own")
+    ready_fd: int = option(-1, "fd that gets one line when the broker is ready; -1: none")
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("qnn", "fake"):
+            raise InvalidRequest(f"backend 'qnn' or 'fake' wanted, found {self.backend!r}")
+        if not 1 <= self.qnn_log_level <= 5:
+            raise InvalidRequest(f"qnn_log_level 1 to 5 wanted, found {self.qnn_log_level}")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise InvalidRequest(
+                f"log_level debug, info, warning or error wanted, found {self.log_level!r}"
+            )
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.name.startswith("max_") or f.name == "load_threads":
+                if not isinstance(value, int) or value < 1:
+                    raise InvalidRequest(f"{f.name}: a number from 1 up wanted, found {value!r}")
+
+    @property
+    def directory(self) -> Path:
+        """The runtime directory."""
+        return Path(self.runtime_dir)
+
+    def limits(self) -> attach_pb2.Limits:
+        """What a session may hold, as HELLO tells it."""
+        return attach_pb2.Limits(
+            max_buffer_bytes=self.max_buffer_bytes,
+            max_session_bytes=self.max_session_bytes,
+            max_buffers=self.max_buffers,
+            max_bindings=self.max_bindings,
+            max_in_flight=self.max_in_flight,
+            max_message_bytes=self.max_message_bytes,
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "BrokerConfig":
+        """The config in `text`.
+
+        Raises:
+            InvalidRequest: not JSON, an unknown option, or a value out of range.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise InvalidRequest(f"the broker's config is not JSON: {error}") from error
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - set(known)):
+            raise InvalidRequest(f"unknown broker option {unknown[0]!r}")
+        for name in ("band_workers", "band_priorities"):
+            if name in values:
+                values[name] = tuple(values[name])
+        return cls(**values)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC servicer: unpack, call, pack. No decisions, and errors leave in one place."""
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import grpc
+
+from qnnbroker.protos.errors import BrokerError, NotAllowed
+from qnnbroker.protos.status import (
+    ERROR_METADATA_KEY,
+    SESSION_METADATA_KEY,
+    grpc_status,
+    to_detail,
+)
+from qnnbroker.v1 import control_pb2 as pb
+from qnnbroker.v1 import control_pb2_grpc
+
+from .bindings import RegionRef
+from .service import BrokerService
+from .sessions import Session
+
+log = logging.getLogger(__name__)
+
+#: grpc-message and our detail share the peer's metadata limit (8 KiB by default).
+MAX_MESSAGE_CHARS = 1000
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def abort(context: Context, error: BrokerError) -> None:
+    """Ends the call with the error's status and its typed detail."""
+    detail = to_detail(error)
+    detail.message = detail.message[:MAX_MESSAGE_CHARS]
+    await context.abort(
+        _STATUS[grpc_status(error)],
+        detail.message,
+        ((ERROR_METADATA_KEY, detail.SerializeToString()),),
+    )
+
+
+def as_broker_error(error: Exception, method: str) -> BrokerError:
+    """Our exceptions as they are; anything else is INTERNAL, logged here and not on the wire."""
+    if isinstance(error, BrokerError):
+        log.debug("%s: %s: %s", method, type(error).__name__, error)
+        return error
+    log.error("%s failed", method, exc_info=error)
+    return BrokerError(f"{method} failed inside the broker; its log says why")
+
+
+def unary(
+    handler: Callable[[Any, T, Context], Awaitable[R]],
+) -> Callable[[Any, T, Context], Awaitable[R]]:
+    """The one wrapper that maps exceptions, for calls with one answer."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: T, context: Context) -> R:
+        try:
+            return await handler(self, request, context)
+        except Exception as error:
+            if isinstance(error, grpc.aio.AbortError):
+                raise
+            await abort(context, as_broker_error(error, handler.__name__))
+            raise AssertionError("abort raises") from error
+
+    return wrapped
+
+
+class ControlServicer(control_pb2_grpc.ControlServiceServicer):
+    """qnnbroker.v1.ControlService over a BrokerService."""
+
+    def __init__(self, service: BrokerService) -> None:
+        self._service = service
+
+    def _session(self, context: Context) -> Session | None:
+        for key, value in context.invocation_metadata() or ():
+            if key == SESSION_METADATA_KEY:
+                token = value if isinstance(value, bytes) else value.encode()
+                return self._service.sessions.by_token(token)
+        return None
+
+    def _own_session(self, context: Context, method: str) -> Session:
+        session = self._session(context)
+        if session is None:
+            raise NotAllowed(
+                f"{method} needs an attached session: its buffers are shared memory that a client "
+                f"gets on the attach socket, and its token goes into {SESSION_METADATA_KEY!r}; "
+                "without one use Infer",
+                reason="SESSION_REQUIRED",
+            )
+        return session
+
+    @unary
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        return self._service.server_info()
+
+    async def LoadModel(
+        self, request: pb.LoadModelRequest, context: Context
+    ) -> AsyncIterator[pb.LoadModelResponse]:
+        updates: asyncio.Queue[pb.LoadModelResponse | None] = asyncio.Queue()
+
+        def progress(stage: "pb.LoadStage.ValueType", done: int, total: int) -> None:
+            updates.put_nowait(
+                pb.LoadModelResponse(stage=stage, bytes_done=done, bytes_total=total)
+            )
+
+        try:
+            session = self._session(context)
+            task = asyncio.create_task(self._service.load(session, request, progress))
+            task.add_done_callback(lambda _: updates.put_nowait(None))
+            delivered = False
+            try:
+                while (update := await updates.get()) is not None:
+                    yield update
+                model, shared = await task
+                yield pb.LoadModelResponse(
+                    stage=pb.LOAD_STAGE_READY,
+                    bytes_done=model.context.size_bytes,
+                    bytes_total=model.context.size_bytes,
+                    model=model.to_proto(),
+                    shared=shared,
+                )
+                delivered = True
+            finally:
+                # The caller went away or cancelled: its share must not stay behind.
+                if not delivered:
+                    self._service.abandon_load(task)
+        except Exception as error:
+            if isinstance(error, grpc.aio.AbortError):
+                raise
+            await abort(context, as_broker_error(error, "LoadModel"))
+
+    @unary
+    async def UnloadModel(
+        self, request: pb.UnloadModelRequest, context: Context
+    ) -> pb.UnloadModelResponse:
+        self._service.unload(self._session(context), request.model_id, request.name)
+        return pb.UnloadModelResponse()
+
+    @unary
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(contexts=self._service.context_infos())
+
+    @unary
+    async def DescribeModel(
+        self, request: pb.DescribeModelRequest, context: Context
+    ) -> pb.DescribeModelResponse:
+        model = self._service.model(self._session(context), request.model_id, request.name)
+        return pb.DescribeModelResponse(model=model.to_proto())
+
+    @unary
+    async def CreateBinding(
+        self, request: pb.CreateBindingRequest, context: Context
+    ) -> pb.CreateBindingResponse:
+        session = self._own_session(context, "CreateBinding")
+        graph = self._service.models.graph(request.graph_id, session.session_id)
+        binding = session.bindings.create(
+            graph, regions(request.inputs), regions(request.outputs), session.buffers
+        )
+        return pb.CreateBindingResponse(binding_id=binding.binding_id)
+
+    @unary
+    async def ReleaseBinding(
+        self, request: pb.ReleaseBindingRequest, context: Context
+    ) -> pb.ReleaseBindingResponse:
+        self._own_session(context, "ReleaseBinding").bindings.release(request.binding_id)
+        return pb.ReleaseBindingResponse()
+
+    @unary
+    async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
+        session = self._own_session(context, "Execute")
+        timing = await self._service.execute(session, request.binding_id, deadline(context))
+        return pb.ExecuteResponse(timing=timing)
+
+    @unary
+    async def Infer(self, request: pb.InferRequest, context: Context) -> pb.InferResponse:
+        return await self._service.infer(self._session(context), request, deadline(context))
+
+    @unary
+    async def ListSessions(
+        self, request: pb.ListSessionsRequest, context: Context
+    ) -> pb.ListSessionsResponse:
+        return pb.ListSessionsResponse(sessions=self._service.session_infos())
+
+    @unary
+    async def GetStatistics(
+        self, request: pb.GetStatisticsRequest, context: Context
+    ) -> pb.GetStatisticsResponse:
+        return self._service.statistics()
+
+    @unary
+    async def StopServer(
+        self, request: pb.StopServerRequest, context: Context
+    ) -> pb.StopServerResponse:
+        self._service.request_stop("asked to by a client")
+        return pb.StopServerResponse()
+
+
+def regions(given: Iterable[pb.TensorRegion]) -> list[tuple[str, RegionRef]]:
+    """The named regions of a request, as plain values."""
+    return [
+        (r.tensor, RegionRef(r.region.buffer_id, r.region.offset_bytes, r.region.size_bytes))
+        for r in given
+    ]
+
+
+def deadline(context: Context) -> float | None:
+    """Seconds left to the caller's deadline; None when it set none."""
+    left = context.time_remaining()
+    return None if left is None or left > 1e8 else max(left, 0.0)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening, identifying and hashing what a client names as a model file."""
+
+import asyncio
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qnnbroker.native.region import Region
+from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound
+
+#: Bytes hashed between two progress reports.
+CHUNK_BYTES = 8 * 1024 * 1024
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """What tells one version of a file from another without reading it, and the range meant."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    offset: int = 0
+    length: int = -1
+
+
+class ModelFile:
+    """A range of a regular file, opened read-only. Close it, or use it as a context manager.
+
+    The range is the whole file unless `narrow` chose one (a binary embedded in its wrapper).
+    """
+
+    def __init__(self, path: Path, fd: int, identity: FileIdentity) -> None:
+        self.path = path
+        self.fd = fd
+        self.identity = identity
+
+    def narrow(self, offset: int, length: int) -> None:
+        """From now on only `length` bytes from `offset` are meant; the caller checked the range."""
+        self.identity = replace(self.identity, offset=offset, length=length)
+
+    def duplicate(self) -> "ModelFile":
+        """The same file and range with an fd of its own."""
+        return ModelFile(self.path, os.dup(self.fd), self.identity)
+
+    def map(self) -> Region:
+        """The range, mapped read-only.
+
+        Raises:
+            InvalidRequest: reason BAD_FILE; it shrank, or cannot be mapped.
+        """
+        try:
+            return Region.map_file(self.fd, self.identity.offset, self.size_bytes)
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(
+                f"cannot map {str(self.path)!r}: {error}", reason="BAD_FILE"
+            ) from error
+
+    @classmethod
+    def open(cls, path: Path) -> "ModelFile":
+        """Opens `path` without ever blocking on it (FIFOs) or following it into a device.
+
+        Raises:
+            NotFound: reason FILE_MISSING.
+            NotAllowed: reason FILE_UNREADABLE.
+            InvalidRequest: reason BAD_FILE; a directory, a FIFO, a device, empty.
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFound(f"there is no file {str(path)!r}", reason="FILE_MISSING") from error
+        except PermissionError as error:
+            raise NotAllowed(
+                f"the broker may not read {str(path)!r}", reason="FILE_UNREADABLE"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(
+                f"cannot open {str(path)!r}: {error}", reason="BAD_FILE"
+            ) from error
+        try:
+            identity = cls._identify(path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(path, fd, identity)
+
+    @staticmethod
+    def _identify(path: Path, fd: int) -> FileIdentity:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            kinds = {
+                stat.S_IFDIR: "a directory",
+                stat.S_IFIFO: "a FIFO",
+                stat.S_IFSOCK: "a socket",
+                stat.S_IFCHR: "a device",
+                stat.S_IFBLK: "a device",
+            }
+            kind = kinds.get(stat.S_IFMT(info.st_mode), "something else")
+            raise InvalidRequest(f"a model file wanted, {str(path)!r} is {kind}", reason="BAD_FILE")
+        if info.st_size == 0:
+            raise InvalidRequest(f"the file {str(path)!r} is empty", reason="BAD_FILE")
+        return FileIdentity(
+            info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the range."""
+        return self.identity.size_bytes if self.identity.length < 0 else self.identity.length
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset` of the range; b"" at its end."""
+        length = min(length, self.size_bytes - offset)
+        if length <= 0:
+            return b""
+        try:
+            return os.pread(self.fd, length, self.identity.offset + offset)
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot read {str(self.path)!r}: {error.strerror}", reason="BAD_FILE"
+            ) from error
+
+    def check_unchanged(self) -> None:
+        """Refuses when the file changed since it was opened.
+
+        Raises:
+            InvalidRequest: reason BAD_FILE.
+        """
+        now = self._identify(self.path, self.fd)
+        if replace(now, offset=self.identity.offset, length=self.identity.length) != self.identity:
+            raise InvalidRequest(
+                f"{str(self.path)!r} was changed while it was loaded", reason="BAD_FILE"
+            )
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> "ModelFile":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class HashCache:
+    """sha256 of files, remembered by identity; equal requests under way are one."""
+
+    #: Identities remembered; the oldest goes.
+    MAX_ENTRIES = 1024
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._known: dict[FileIdentity, str] = {}
+        self._under_way: dict[FileIdentity, asyncio.Task[str]] = {}
+        self.hashed_bytes = 0
+
+    async def sha256(self, file: ModelFile, progress: Progress) -> str:
+        """Hex digest of the file's content. The file may be closed while it is computed."""
+        identity = file.identity
+        if known := self._known.get(identity):
+            progress(file.size_bytes, file.size_bytes)
+            return known
+        task = self._under_way.get(identity)
+        if task is None:
+            task = asyncio.create_task(self._hash(file.duplicate(), progress))
+            self._under_way[identity] = task
+            task.add_done_callback(lambda _: self._under_way.pop(identity, None))
+        # One waiter's cancellation is not the others'.
+        return await asyncio.shield(task)
+
+    async def _hash(self, opened: ModelFile, progress: Progress) -> str:
+        loop = asyncio.get_running_loop()
+
+        def work() -> str:
+            digest, done = hashlib.sha256(), 0
+            while chunk := opened.read(done, CHUNK_BYTES):
+                digest.update(chunk)
+                done += len(chunk)
+                loop.call_soon_threadsafe(progress, done, opened.size_bytes)
+            opened.check_unchanged()
+            return digest.hexdigest()
+
+        try:
+            result = await loop.run_in_executor(self._threads, work)
+        finally:
+            opened.close()
+        self.hashed_bytes += opened.size_bytes
+        if len(self._known) >= self.MAX_ENTRIES:
+            del self._known[next(iter(self._known))]
+        self._known[opened.identity] = result
+        return result

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the broker does for a call: the operations behind the gRPC servicer, on plain objects."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from qnnbroker.native.executor import ExecutorSession
+from qnnbroker.protos.attach import ABI_VERSION, PROTOCOL_MAX, PROTOCOL_MIN
+from qnnbroker.protos.errors import BrokerUnavailable, InvalidRequest, NotAllowed
+from qnnbroker.v1 import control_pb2 as pb
+
+from .backends.base import Backend
+from .config import BrokerConfig
+from .contexts import ContextStore, StageProgress
+from .executor import LoopExecutor
+from .inline import check_inputs, output_buffers, output_tensors
+from .models import Model, ModelTable
+from .sessions import Session, SessionTable
+from .statistics import counters, graph_statistics
+
+log = logging.getLogger(__name__)
+
+
+class BrokerService:
+    """The broker's parts, joined. Belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        backend: Backend,
+        executor: LoopExecutor,
+        contexts: ContextStore,
+        models: ModelTable,
+        sessions: SessionTable,
+        version: str,
+        request_stop: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self.backend = backend
+        self.executor = executor
+        self.contexts = contexts
+        self.models = models
+        self.sessions = sessions
+        self.request_stop = request_stop
+        self.stopping = False
+        self.started = time.monotonic()
+        self.copied_bytes = 0
+        self.execute_errors = 0
+        self._version = version
+        self._inline_session: ExecutorSession | None = None
+
+    def check_running(self) -> None:
+        """Refuses new work while the broker stops.
+
+        Raises:
+            BrokerUnavailable: reason STOPPING.
+        """
+        if self.stopping:
+            raise BrokerUnavailable("the broker is stopping", reason="STOPPING")
+
+    def server_info(self) -> pb.GetServerInfoResponse:
+        return pb.GetServerInfoResponse(
+            broker_version=self._version,
+            pid=os.getpid(),
+            backend=self.backend.info,
+            limits=self.config.limits(),
+            uptime_seconds=time.monotonic() - self.started,
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            abi_version=ABI_VERSION,
+            runtime_dir=self.config.runtime_dir,
+        )
+
+    # -- models ------------------------------------------------------------------------------------
+
+    async def load(
+        self, session: Session | None, request: pb.LoadModelRequest, progress: StageProgress
+    ) -> tuple[Model, bool]:
+        """A model for the session, or for nobody with a keep-alive."""
+        self.check_running()
+        model, shared = await self.models.load(
+            request.path,
+            request.name,
+            session.session_id if session else None,
+            request.keep_alive_seconds,
+            progress,
+        )
+        if session is not None and session.closing:
+            self.models.unload(model)
+            session.check_open()
+        return model, shared
+
+    def abandon_load(self, task: "asyncio.Task[tuple[Model, bool]]") -> None:
+        """Nobody waits for this load any more: whatever it brings is given back."""
+
+        def give_back(done: "asyncio.Task[tuple[Model, bool]]") -> None:
+            if not done.cancelled() and done.exception() is None:
+                model, _ = done.result()
+                if model.session_id is not None:
+                    self.models.unload(model)
+
+        task.cancel()
+        task.add_done_callback(give_back)
+
+    def model(self, session: Session | None, model_id: int, name: str) -> Model:
+        """By id, or by name or hash prefix.
+
+        Raises:
+            InvalidRequest: neither. NotFound, LeaseRevoked: no such model.
+        """
+        if model_id:
+            return self.models.get(model_id, session.session_id if session else None)
+        if name:
+            return self.models.find(name)
+        raise InvalidRequest("a model id or a name wanted, found neither")
+
+    def unload(self, session: Session | None, model_id: int, name: str) -> None:
+        """Gives back a model of the session's own, or one that is nobody's.
+
+        Raises:
+            NotAllowed: reason NOT_THE_OWNER; a session holds it.
+        """
+        model = self.model(session, model_id, name)
+        owner = session.session_id if session else None
+        if model.session_id not in (None, owner):
+            raise NotAllowed(
+                f"model {model.name!r} is held by session {model.session_id}, "
+                "which alone can give it back"
+            )
+        self.models.unload(model)
+
+    # -- execution ---------------------------------------------------------------------------------
+
+    async def execute(
+        self, session: Session, binding_id: int, seconds_left: float | None
+    ) -> pb.Timing:
+        """Runs a binding once. Nothing is copied."""
+        self.check_running()
+        binding = session.bindings.get(binding_id)
+        try:
+            timing = await self.executor.run(
+                binding.native, deadline_ns=monotonic_deadline(seconds_left)
+            )
+        except Exception:
+            self.execute_errors += 1
+            raise
+        binding.graph.context.used()
+        return pb.Timing(queue_ns=timing.queue_ns, execute_ns=timing.execute_ns, copied_bytes=0)
+
+    async def infer(
+        self, session: Session | None, request: pb.InferRequest, seconds_left: float | None
+    ) -> pb.InferResponse:
+        """Runs a graph once with the tensors inline; the copies are counted."""
+        self.check_running()
+        model = self.model(session, request.model_id, request.name)
+        graph = model.graph(request.graph)
+        inputs = check_inputs(graph, request.inputs)
+        outputs = output_buffers(graph)
+        runnable = graph.bind(inputs, [(buffer, 0, len(buffer)) for buffer in outputs])
+        try:
+            native = (session.executor_session if session else self._inline()).bind(runnable)
+        except BaseException:
+            runnable.close()
+            raise
+        graph.context.binding_count += 1
+
+        def idle() -> None:
+            native.drop_runnable()
+            runnable.close()
+            graph.context.binding_count -= 1
+            graph.context.touch()
+
+        try:
+            timing = await self.executor.run(native, deadline_ns=monotonic_deadline(seconds_left))
+        except Exception:
+            self.execute_errors += 1
+            raise
+        finally:
+            self.executor.release(native, idle)
+        graph.context.used()
+        self.models.keep_alive(model)
+        copied = sum(size for _, _, size in inputs) + sum(len(o) for o in outputs)
+        self.copied_bytes += copied
+        return pb.InferResponse(
+            outputs=output_tensors(graph, outputs),
+            timing=pb.Timing(
+                queue_ns=timing.queue_ns, execute_ns=timing.execute_ns, copied_bytes=copied
+            ),
+        )
+
+    def _inline(self) -> ExecutorSession:
+        """The executor's share of all clients that have no session."""
+        if self._inline_session is None:
+            self._inline_session = self.executor.session(0, max_in_flight=0)
+        return self._inline_session
+
+    def close_inline(self) -> None:
+        """Gives the inline clients' share back."""
+        if self._inline_session is not None:
+            self.executor.close_session(self._inline_session, lambda: None)
+            self._inline_session = None
+
+    # -- what is there -----------------------------------------------------------------------------
+
+    def context_infos(self) -> list[pb.ContextInfo]:
+        held: dict[int, set[int]] = {}
+        for model in self.models:
+            if model.session_id is not None:
+                held.setdefault(model.context.context_id, set()).add(model.session_id)
+        return [
+            pb.ContextInfo(
+                context_id=c.context_id,
+                names=sorted(c.names),
+                content_hash=c.content_hash,
+                state=c.state,
+                state_detail=c.detail,
+                graph_names=[g.name for g in c.spec.graphs] if c.spec else [],
+                session_count=len(held.get(c.context_id, ())),
+                holder_count=c.leases,
+                binding_count=c.binding_count,
+                size_bytes=c.size_bytes,
+                run_count=c.run_count(),
+                idle_seconds=self.models.idle_seconds(c),
+                load_seconds=c.load_seconds,
+            )
+            for c in self.contexts.all()
+        ]
+
+    def session_infos(self) -> list[pb.SessionInfo]:
+        now = time.monotonic()
+        infos = []
+        for s in self.sessions:
+            in_flight, runs, _, device_ns = s.executor_session.statistics()
+            infos.append(
+                pb.SessionInfo(
+                    session_id=s.session_id,
+                    pid=s.peer.pid,
+                    uid=s.peer.uid,
+                    command=s.command,
+                    client_name=s.client_name,
+                    buffer_count=len(s.buffers),
+                    buffer_bytes=s.buffers.total_bytes,
+                    binding_count=len(s.bindings),
+                    model_count=self.models.count_of(s.session_id),
+                    in_flight=in_flight,
+                    run_count=runs,
+                    device_ns=device_ns,
+                    age_seconds=now - s.created,
+                )
+            )
+        return infos
+
+    def statistics(self) -> pb.GetStatisticsResponse:
+        return pb.GetStatisticsResponse(
+            counters=counters(self), graphs=graph_statistics(self.contexts)
+        )
+
+
+def monotonic_deadline(seconds_left: float | None) -> int:
+    """A deadline for the executor, ns on CLOCK_MONOTONIC; 0 for none."""
+    return 0 if seconds_left is None else time.monotonic_ns() + int(seconds_left * 1e9)

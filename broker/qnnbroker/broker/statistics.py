@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters and gauges by stable names: frozen snapshots for status and for tests."""
+
+import os
+from typing import TYPE_CHECKING
+
+from qnnbroker.native.counters import live_counts
+from qnnbroker.v1 import control_pb2 as pb
+
+from .contexts import ContextStore
+
+if TYPE_CHECKING:
+    from .service import BrokerService
+
+
+def counters(service: "BrokerService") -> dict[str, int]:
+    """Everything that is counted. Names that end in _total only grow; the others are gauges."""
+    sessions = list(service.sessions)
+    graphs = [g for c in service.contexts.all() if c.native for g in c.native.graphs.values()]
+    values = {
+        "sessions": len(sessions),
+        "sessions_closing": service.sessions.closing_count,
+        "sessions_opened_total": service.sessions.opened_total,
+        "buffers": sum(len(s.buffers) for s in sessions),
+        "buffer_bytes": sum(s.buffers.total_bytes for s in sessions),
+        "bindings": sum(len(s.bindings) for s in sessions),
+        "models": len(service.models),
+        "contexts": len(service.contexts),
+        "contexts_closing": service.contexts.closing_count,
+        "loads_total": service.contexts.loads_total,
+        "loads_joined_total": service.contexts.joined_loads_total,
+        "load_errors_total": service.contexts.load_errors_total,
+        "resident_executes": sum(g.statistics()["run_count"] for g in graphs),
+        "execute_errors_total": service.execute_errors,
+        "inline_copied_bytes_total": service.copied_bytes,
+        "in_flight": service.executor.in_flight,
+        "open_fds": len(os.listdir("/proc/self/fd")) - 1,
+        "mappings": mapping_count(),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+    values |= {f"native_{name}": count for name, count in live_counts().items()}
+    return values
+
+
+def mapping_count() -> int:
+    """Shared memory mappings of this process (memfds), buffers and rings alike."""
+    with open("/proc/self/maps") as f:
+        return sum("/memfd:" in line for line in f)
+
+
+def graph_statistics(contexts: ContextStore) -> list[pb.GraphStatistics]:
+    """Per graph of every resident context."""
+    rows = []
+    for context in contexts.all():
+        if context.native is None:
+            continue
+        for graph in context.native.graphs.values():
+            stats = graph.statistics()
+            rows.append(
+                pb.GraphStatistics(context_id=context.context_id, graph=graph.spec.name, **stats)
+            )
+    return rows
