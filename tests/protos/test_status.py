@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """status: the one table, walked both ways, and what a real gRPC call makes of it."""
 
+import re
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qnnbroker import native
 from qnnbroker.protos import errors, status
 from qnnbroker.protos.errors import BrokerError, all_error_types
 from qnnbroker.v1 import types_pb2
@@ -216,3 +218,14 @@ def test_the_contract_on_paper_has_the_same_table() -> None:
     for key in (status.ERROR_METADATA_KEY, status.SESSION_METADATA_KEY):
         assert f"| `{key}` |" in text
     assert f"at most {status.MAX_DETAIL_BYTES} bytes" in text
+
+
+def test_the_native_executor_has_the_same_completion_codes() -> None:
+    header = Path(native.__file__).parent / "csrc" / "qb_executor.h"
+    named = re.findall(r"^    QB_(\w+) = (\d+),$", header.read_text(), re.MULTILINE)
+    codes = {int(number): name for name, number in named}
+    assert codes.pop(0) == "OK"
+    assert codes.keys() == status.COMPLETION.keys()
+    other_names = {9: "CANCELLED", 14: "UNSUPPORTED", 17: "BINARY_VERSION"}
+    for number, (_, reason) in status.COMPLETION.items():
+        assert codes[number].endswith(other_names.get(number, reason))
