@@ -257,6 +257,16 @@ def test_an_embedded_binary_is_neither_read_nor_copied(tmp_path: Path) -> None:
     assert peak < 2**20
 
 
+def test_a_refusal_holds_on_to_no_view_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"\x08\x0e\x3a\x7fabc")
+    with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with pytest.raises(InvalidRequest) as caught:
+            read_wrapper(memoryview(mapped))
+        mapped.close()  # BufferError, if the exception's frames still had one
+    assert caught.value.__traceback__ is not None
+
+
 def grow(head: bytes, tail: bytes, old: int, new: int) -> tuple[bytes, bytes]:
     """Head and tail of a model around an embedded binary of `old` bytes, for one of `new` bytes."""
     model = onnx.load_from_string(head + b"\x01" * old + tail)

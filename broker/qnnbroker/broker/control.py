@@ -14,6 +14,7 @@ from qnnbroker.protos.status import (
     ERROR_METADATA_KEY,
     SESSION_METADATA_KEY,
     grpc_status,
+    grpc_text,
     to_detail,
 )
 from qnnbroker.v1 import control_pb2 as pb
@@ -25,9 +26,6 @@ from .sessions import Session
 
 log = logging.getLogger(__name__)
 
-#: grpc-message and our detail share the peer's metadata limit (8 KiB by default).
-MAX_MESSAGE_CHARS = 1000
-
 Context = grpc.aio.ServicerContext[Any, Any]
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 T = TypeVar("T")
@@ -36,12 +34,10 @@ R = TypeVar("R")
 
 async def abort(context: Context, error: BrokerError) -> None:
     """Ends the call with the error's status and its typed detail."""
-    detail = to_detail(error)
-    detail.message = detail.message[:MAX_MESSAGE_CHARS]
     await context.abort(
         _STATUS[grpc_status(error)],
-        detail.message,
-        ((ERROR_METADATA_KEY, detail.SerializeToString()),),
+        grpc_text(error),
+        ((ERROR_METADATA_KEY, to_detail(error).SerializeToString()),),
     )
 
 

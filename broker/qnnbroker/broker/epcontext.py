@@ -106,6 +106,7 @@ def read_wrapper(data: memoryview | bytes, *, budget: Budget | None = None) -> W
         Unsupported: reason LAYOUT; an EPContext node of another execution provider.
     """
     with memoryview(data) as whole, whole.cast("B") as view:
+        del data  # or a caller's mapping could not be closed while our exception is handled
         model = Message(view, 0, len(view), budget or Budget())
         ir_version, graph_field, metadata = 0, None, dict[str, str]()
         for field in model.fields():
