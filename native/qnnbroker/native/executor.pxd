@@ -67,6 +67,7 @@ cdef class ExecutorSession:
     cdef readonly Executor executor
     cdef readonly uint64_t session_id
     cdef uint64_t cookie
+    cdef bint closing  # no new bindings: the native part goes once those there are have gone
 
 cdef class ExecutorBinding:
     cdef qb_binding *ptr

@@ -158,8 +158,12 @@ cdef class ExecutorSession:
         raise TypeError("made by Executor.session()")
 
     def bind(self, Runnable runnable not None, *, uint32_t band=BAND_NORMAL):
-        """A binding that executes `runnable`, which is kept alive until it is idle."""
-        if self.ptr is NULL:
+        """A binding that executes `runnable`, which is kept alive until it is idle.
+
+        Raises:
+            ValueError: the session or the runnable is closed.
+        """
+        if self.ptr is NULL or self.closing:
             raise ValueError("the executor session is closed")
         if runnable.ptr is NULL:
             raise ValueError("the runnable is closed")
@@ -189,6 +193,7 @@ cdef class ExecutorSession:
     def close(self):
         """Cancels what is queued; `session_idle` follows once all its bindings were released and
         what ran has ended. Idempotent."""
+        self.closing = True
         if self.ptr is not NULL:
             qb_session_close(self.ptr)
 

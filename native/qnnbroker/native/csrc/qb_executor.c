@@ -392,6 +392,7 @@ void qb_binding_release(qb_binding *b) {
         while ((sub = qb_sched_remove_binding(b)))
             qb_complete(ex, sub, QB_LEASE_REVOKED, 0);
         tell_binding_idle(ex, b);
+        pthread_cond_signal(&ex->work); /* what stood behind them may start */
     }
     pthread_mutex_unlock(&ex->lock);
 }
@@ -404,6 +405,7 @@ bool qb_binding_park(qb_binding *b) {
         b->state = QB_PARKED;
         b->idle_told = false;
         tell_binding_idle(ex, b);
+        pthread_cond_signal(&ex->work); /* what is queued is put aside, and lets others pass */
     }
     pthread_mutex_unlock(&ex->lock);
     return live;
@@ -499,8 +501,10 @@ uint32_t qb_submit(qb_binding *b, uint64_t ticket, uint64_t deadline_ns) {
 bool qb_cancel(qb_session *s, uint64_t ticket) {
     pthread_mutex_lock(&s->ex->lock);
     qb_submission *sub = qb_sched_remove_ticket(s, ticket);
-    if (sub)
+    if (sub) {
         qb_complete(s->ex, sub, QB_CANCELLED, 0);
+        pthread_cond_signal(&s->ex->work); /* what stood behind it may start */
+    }
     pthread_mutex_unlock(&s->ex->lock);
     return sub != NULL;
 }

@@ -89,7 +89,8 @@ qb_submission *qb_sched_pick(qb_executor *ex) {
         } while (s != band->sessions);
         if (!best)
             continue;
-        band->vclock = best->vtime[b];
+        if (best->vtime[b] > band->vclock) /* never back: one that could not start may be behind */
+            band->vclock = best->vtime[b];
         /* Equal virtual times take turns: the next scan starts behind the one chosen. */
         band->sessions = best->band_next[b];
         return unlink_after(best, b, NULL);
