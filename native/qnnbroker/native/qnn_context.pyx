@@ -14,7 +14,7 @@ from qnnbroker.native.qnn_backend cimport QnnDevice
 from qnnbroker.native.qnn_error cimport check
 from qnnbroker.native.qnn_graph cimport make_graph
 from qnnbroker.native.qnn_handle cimport QnnHandle
-from qnnbroker.native.qnn_info cimport parse
+from qnnbroker.native.qnn_info cimport check_size, parse
 from qnnbroker.native.qnn_library cimport (
     QB_QNN_NORMAL_PRIORITY,
     qb_handle,
@@ -83,6 +83,8 @@ cdef class QnnContext(QnnHandle):
         try:
             if info is None:
                 info = parse(device.backend.library, view.buf, <uint64_t>view.len)
+            else:
+                check_size(info, <uint64_t>view.len)
             self.info = info
             self.enabled = _enabled(info, enable_graphs)
             self.natives = <qb_qnn_graph *>calloc(len(info.graphs) + 1, sizeof(qb_qnn_graph))

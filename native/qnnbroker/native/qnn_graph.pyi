@@ -13,6 +13,7 @@ MAX_PRIORITY: Final = 500
 MAX_TENSOR_BYTES: Final = 0xFFFFFFFF
 
 def checked_priority(priority: int) -> int: ...
+def check_overlap(spans: Iterable[tuple[int, int, bool, str]]) -> None: ...
 
 class QnnGraph:
     context: QnnHandle

@@ -228,7 +228,7 @@ cdef class QnnRunnable(Runnable):
         for span, tensor in zip(outputs, graph.info.outputs, strict=True):
             self.take(span, tensor, True)
         spans = (*inputs, *outputs)
-        _check_overlap(
+        check_overlap(
             [
                 (<size_t>self.views[i].buf + <size_t>spans[i][1], spans[i][2], i >= n_in, t.name)
                 for i, t in enumerate((*graph.info.inputs, *graph.info.outputs))
@@ -258,10 +258,12 @@ cdef class QnnRunnable(Runnable):
     def __del__(self):
         if self.ptr is NULL or finalizing():
             return
-        if self.graph.context.pid == _getpid():
-            _warn(f"never closed: {self!r}", ResourceWarning, source=self, stacklevel=2)
-        if self.busy == 0 and qb_qnn_runnable_running(self.native) == 0:
-            self.release()
+        try:
+            if self.graph.context.pid == _getpid():
+                _warn(f"never closed: {self!r}", ResourceWarning, source=self, stacklevel=2)
+        finally:  # the warning may be an error
+            if self.busy == 0 and qb_qnn_runnable_running(self.native) == 0:
+                self.release()
 
     def __dealloc__(self):
         if self.ptr is NULL:
@@ -354,8 +356,14 @@ cdef class QnnRunnable(Runnable):
         return f"<QnnRunnable of {self.graph.name!r}{' closed' if self.ptr is NULL else ''}>"
 
 
-def _check_overlap(spans):
-    """Refuses (start, size, is_output, name) spans of which an output shares bytes with another."""
+def check_overlap(spans):
+    """Refuses spans (start, size, is_output, name) of which an output shares bytes with another.
+
+    Inputs may share. Two mappings of the same memory at different addresses are not seen.
+
+    Raises:
+        ValueError: names the two.
+    """
     end = output_end = 0  # the furthest that spans so far reach, and outputs among them
     last = last_output = ""
     for start, size, is_output, name in sorted(spans):

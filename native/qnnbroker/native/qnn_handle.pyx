@@ -35,11 +35,13 @@ cdef class QnnHandle:
     def __del__(self):
         if self.handle == 0 or self.forgotten or finalizing() or self.pid != _getpid():
             return
-        _warn(f"never closed: {self!r}", ResourceWarning, source=self, stacklevel=2)
-        if self.children > 0:
-            self.forgotten = True
-        else:
-            self.release()
+        try:
+            _warn(f"never closed: {self!r}", ResourceWarning, source=self, stacklevel=2)
+        finally:  # the warning may be an error
+            if self.children > 0:
+                self.forgotten = True
+            else:
+                self.release()
 
     cdef void adopt(self, qb_handle handle, QnnHandle parent):
         self.handle = handle

@@ -180,11 +180,17 @@ cdef object parse(QnnLibrary library, const void *data, uint64_t size):
         info = _binary(record)
     finally:
         qb_qnn_parser_free(q, parser)
+    check_size(info, size)
+    return info
+
+
+cdef int check_size(object info, uint64_t size) except -1:
+    """Refuses a binary of `size` bytes that by its own description has more content."""
     if info.blob_bytes > size:
         raise ValueError(
             f"the context binary states {info.blob_bytes} bytes of content but has {size}"
         )
-    return info
+    return 0
 
 
 cdef str _text(const char *text):
