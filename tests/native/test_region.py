@@ -10,8 +10,9 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,22 +295,64 @@ def test_a_region_with_a_live_view_refuses_to_close_and_stays_good() -> None:
     assert region.closed
 
 
-def test_a_numpy_view_can_never_outlive_the_mapping() -> None:
+def by_frombuffer(region: Region) -> "np.ndarray[Any, Any]":
+    return np.frombuffer(region, np.float32)[8:16].reshape(2, 4)  # type: ignore[call-overload,no-any-return]
+
+
+def by_ndarray(region: Region) -> "np.ndarray[Any, Any]":
+    """numpy keeps no export here, only the `obj` of the view."""
+    return np.ndarray((2, 4), np.float32, buffer=memoryview(region)[4:])
+
+
+def by_array_interface(region: Region) -> "np.ndarray[Any, Any]":
+    return np.asarray(memoryview(region)).view(np.float32)[:8].reshape(2, 4)
+
+
+MAKERS = pytest.mark.parametrize("make", [by_frombuffer, by_ndarray, by_array_interface])
+
+
+@MAKERS
+def test_no_array_outlives_the_mapping_of_a_region_that_is_gone(
+    make: Callable[[Region], "np.ndarray[Any, Any]"],
+) -> None:
     region = Region.create(PAGE)
     address = region.address
-    array = np.frombuffer(memoryview(region), np.float32)[8:16].reshape(2, 4)
+    array = make(region)
+    region.release()
     del region
     gc.collect()
-    array[:] = 3.5  # would crash had the region been unmapped
+    array[:] = 3.5  # would crash had it been unmapped
+    assert array.sum() == 28
     assert is_mapped(address)
-    owner = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base  # type: ignore[assignment]
-    held = owner.obj
-    assert isinstance(held, Region)
-    held.release()
-    del owner, array
+    del array
     assert not is_mapped(address)
+
+
+@MAKERS
+def test_a_region_refuses_to_close_under_any_kind_of_array(
+    make: Callable[[Region], "np.ndarray[Any, Any]"],
+) -> None:
+    region = Region.create(PAGE)
+    array = make(region)
+    with pytest.raises(BufferError, match="live view"):
+        region.close()
+    array[:] = 1
+    del array
+    region.close()
+
+
+def test_numpy_may_not_take_the_bare_address_of_a_region() -> None:
+    """`np.ndarray(buffer=region)` would keep the Region, which may be closed, and no view."""
+    with Region.create(PAGE) as region, pytest.raises(BufferError, match="memoryview"):
+        np.ndarray(4, np.float32, buffer=region)  # type: ignore[arg-type]
+
+
+def test_a_forgotten_region_warns_but_leaves_its_views_their_memory() -> None:
+    region = Region.create(PAGE)
+    array = by_ndarray(region)
+    with pytest.warns(ResourceWarning, match="never closed"):
+        del region
+    array[:] = 2
 
 
 def test_a_released_region_goes_with_its_last_view() -> None:

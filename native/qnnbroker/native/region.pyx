@@ -5,8 +5,16 @@ import errno as _errno
 import operator
 import os
 import warnings
+import weakref
 
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBUF_STRIDES,
+    PyBUF_WRITABLE,
+)
+from cpython.object cimport PyObject
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint64_t
 
@@ -48,6 +56,9 @@ cdef extern from "<unistd.h>" nogil:
     long sysconf(int name)
     int _SC_PAGESIZE, _SC_PHYS_PAGES
 
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(PyObject *value)
+
 cdef extern from *:
     """
     #include <linux/magic.h>
@@ -88,27 +99,19 @@ cdef object _os_error(int code, str what):
     return OSError(code, f"{what}: {os.strerror(code)}")
 
 
-cdef int _own(int fd) except -1:
-    cdef int ours = fcntl(fd, F_DUPFD_CLOEXEC, 3)
-    if ours < 0:
+cdef Mapping _own(int fd):
+    cdef Mapping mapping = Mapping.__new__(Mapping)
+    mapping.fd = fcntl(fd, F_DUPFD_CLOEXEC, 3)
+    if mapping.fd < 0:
         raise _os_error(errno, f"fd {fd} cannot be duplicated")
-    return ours
+    return mapping
 
 
-cdef class Region:
-    """A MAP_SHARED mapping of one fd, and the fd.
+cdef class Mapping:
+    """The pages and the fd behind a Region, for as long as anything refers to them.
 
-    Three ways to one: `create` (new sealed memory), `from_fd` (somebody's sealed memory),
-    `map_file` (a read-only range of a file). The buffer protocol gives the bytes: `memoryview(r)`,
-    `np.frombuffer(r, dtype)`. Each such export keeps the region alive and mapped, so no view can
-    outlive the mapping: `close` refuses with BufferError while there are exports, `release` unmaps
-    when the last one goes.
-
-    Close it, or use it as a context manager; a forgotten one warns with ResourceWarning.
-
-    Threads: any, under the GIL. Who writes where in the memory is for its users to agree on.
-    Fork: a child inherits the mapping of the same memory; closing it there does not concern the
-    parent.
+    This is the `obj` of every view, so also who keeps only that (as `np.ndarray(buffer=view)` does)
+    keeps the pages.
     """
 
     def __cinit__(self):
@@ -118,17 +121,57 @@ cdef class Region:
         self.stride = 1
 
     def __init__(self):
+        raise TypeError("a Mapping is made by a Region")
+
+    def __dealloc__(self):
+        if self.base is not NULL:
+            munmap(self.base, self.mapped_bytes)
+            qb_count(QB_COUNT_REGION, -1)
+        if self.fd >= 0:
+            close(self.fd)
+
+    cdef int map(self, size_t length, uint64_t offset, bint writable) except -1:
+        cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
+        cdef void *base = mmap(NULL, length, protection, MAP_SHARED, self.fd, <off_t>offset)
+        if base is MAP_FAILED:
+            raise _os_error(errno, f"mapping {length} bytes")
+        self.base = base
+        self.data = <unsigned char *>base
+        self.mapped_bytes = length
+        self.size = <Py_ssize_t>length
+        self.can_write = writable
+        qb_count(QB_COUNT_REGION, 1)
+        return 0
+
+    def __reduce__(self):
+        raise TypeError("a Mapping belongs to its process and cannot be pickled")
+
+
+cdef class Region:
+    """A MAP_SHARED mapping of one fd, and the fd.
+
+    Three ways to one: `create` (new sealed memory), `from_fd` (somebody's sealed memory),
+    `map_file` (a read-only range of a file). The buffer protocol gives the bytes: `memoryview(r)`,
+    `np.frombuffer(r, dtype)`. Whatever is made over them keeps them mapped, so no view can outlive
+    the mapping: `close` refuses with BufferError while there are views, `release` lets the last
+    view unmap.
+
+    Close it, or use it as a context manager; a forgotten one warns with ResourceWarning.
+
+    Threads: any, under the GIL. Who writes where in the memory is for its users to agree on.
+    Fork: a child inherits the mapping of the same memory; closing it there does not concern the
+    parent.
+    """
+
+    def __init__(self):
         raise TypeError("a Region is made by Region.create, Region.from_fd or Region.map_file")
 
     def __del__(self):
-        if self.base is not NULL and not self.dying:
+        if self.mapping is not None:
             try:
                 warnings.warn(f"never closed: {self!r}", ResourceWarning, source=self)
             finally:
                 self.release()  # whoever kept the warning's `source` would be told once more
-
-    def __dealloc__(self):
-        self._unmap()
 
     @classmethod
     def create(cls, size_bytes, name="qnnbroker", *, others_write=True):
@@ -146,6 +189,7 @@ cdef class Region:
         """
         cdef uint64_t size = _whole(size_bytes, "the size of a region")
         cdef int fd, failed, seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL
+        cdef Mapping mapping = Mapping.__new__(Mapping)
         cdef Region self = Region.__new__(cls)
         if size == 0:
             raise ValueError("the size of a region must be at least 1 byte, not 0")
@@ -160,7 +204,7 @@ cdef class Region:
         fd = memfd_create(encoded, MFD_CLOEXEC | MFD_ALLOW_SEALING)
         if fd < 0:
             raise _os_error(errno, "memfd_create")
-        self.fd = fd  # from here on, dropping `self` closes it
+        mapping.fd = fd  # from here on, dropping `mapping` closes it
         if ftruncate(fd, <off_t>size) != 0:
             raise _os_error(errno, f"a region of {size} bytes")
         while True:
@@ -173,13 +217,12 @@ cdef class Region:
         # Size first, then the mapping, then the seal that forbids further writable ones.
         if fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0:
             raise _os_error(errno, "sealing a region")
-        self._map(fd, size, 0, True)
+        mapping.map(size, 0, True)
         if not others_write:
             seals |= F_SEAL_FUTURE_WRITE
         if fcntl(fd, F_ADD_SEALS, seals) != 0:
-            failed = errno
-            self._unmap()
-            raise _os_error(failed, "sealing a region")
+            raise _os_error(errno, "sealing a region")
+        self._take(mapping)
         return self
 
     @classmethod
@@ -203,8 +246,8 @@ cdef class Region:
         cdef stat_t info
         cdef statfs_t filesystem
         cdef Region self = Region.__new__(cls)
-        self.fd = _own(fd)
-        seals = fcntl(self.fd, F_GET_SEALS)
+        cdef Mapping mapping = _own(fd)
+        seals = fcntl(mapping.fd, F_GET_SEALS)
         if seals < 0:
             raise ValueError(f"fd {fd} is not sealed shared memory: it knows no seals")
         if seals & (F_SEAL_SHRINK | F_SEAL_GROW) != F_SEAL_SHRINK | F_SEAL_GROW:
@@ -214,7 +257,7 @@ cdef class Region:
             )
         if writable and seals & write_seals:
             raise ValueError(f"fd {fd} is sealed against writing (seals {seals:#x})")
-        if fstat(self.fd, &info) != 0 or fstatfs(self.fd, &filesystem) != 0:
+        if fstat(mapping.fd, &info) != 0 or fstatfs(mapping.fd, &filesystem) != 0:
             raise _os_error(errno, f"fd {fd}")
         if not S_ISREG(info.st_mode):
             raise ValueError(f"fd {fd} is not a regular file (mode {info.st_mode:#o})")
@@ -227,7 +270,8 @@ cdef class Region:
         if <uint64_t>info.st_size < wanted:
             raise ValueError(f"fd {fd} has {info.st_size} bytes; {wanted} are wanted")
         _whole(info.st_size, f"the size of fd {fd}")
-        self._map(self.fd, <size_t>info.st_size, 0, writable)
+        mapping.map(<size_t>info.st_size, 0, writable)
+        self._take(mapping)
         return self
 
     @classmethod
@@ -250,8 +294,8 @@ cdef class Region:
         cdef uint64_t length, below
         cdef stat_t info
         cdef Region self = Region.__new__(cls)
-        self.fd = _own(fd)
-        if fstat(self.fd, &info) != 0:
+        cdef Mapping mapping = _own(fd)
+        if fstat(mapping.fd, &info) != 0:
             raise _os_error(errno, f"fd {fd}")
         if not S_ISREG(info.st_mode):
             raise ValueError(f"fd {fd} is not a regular file (mode {info.st_mode:#o})")
@@ -268,50 +312,24 @@ cdef class Region:
                 f"{length} bytes from offset {start} leave fd {fd}, which has {info.st_size}"
             )
         below = start % PAGE
-        self._map(self.fd, length + below, start - below, False)
-        self.data = <unsigned char *>self.base + below
-        self.size = <Py_ssize_t>length
+        mapping.map(length + below, start - below, False)
+        mapping.data = <unsigned char *>mapping.base + below
+        mapping.size = <Py_ssize_t>length
+        self._take(mapping)
         return self
 
-    cdef int _map(self, int fd, size_t length, uint64_t offset, bint writable) except -1:
-        cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
-        cdef void *base = mmap(NULL, length, protection, MAP_SHARED, fd, <off_t>offset)
-        if base is MAP_FAILED:
-            raise _os_error(errno, f"mapping {length} bytes")
-        self.base = base
-        self.data = <unsigned char *>base
-        self.mapped_bytes = length
-        self.size = <Py_ssize_t>length
-        self.can_write = writable
-        qb_count(QB_COUNT_REGION, 1)
+    cdef int _take(self, Mapping mapping) except -1:
+        self.mapping = mapping
+        self.size = mapping.size
+        self.can_write = mapping.can_write
         return 0
 
-    cdef void _unmap(self) noexcept:
-        if self.base is not NULL:
-            munmap(self.base, self.mapped_bytes)
-            self.base = NULL
-            self.data = NULL
-            qb_count(QB_COUNT_REGION, -1)
-        if self.fd >= 0:
-            close(self.fd)
-            self.fd = -1
-
-    cdef int _check_open(self) except -1:
-        if self.base is NULL:
+    cdef Mapping _open(self):
+        if self.mapping is not None:
+            return self.mapping
+        if self.closed:
             raise ValueError("the region is closed")
-        if self.dying:
-            raise ValueError("the region is released; only views that exist are still good")
-        return 0
-
-    cdef int pin(self) except -1:
-        self._check_open()
-        self.export_count += 1
-        return 0
-
-    cdef void unpin(self) noexcept:
-        self.export_count -= 1
-        if self.dying and self.export_count == 0:
-            self._unmap()
+        raise ValueError("the region is released; only views that exist are still good")
 
     @property
     def size_bytes(self):
@@ -326,7 +344,7 @@ cdef class Region:
     @property
     def closed(self):
         """True when the memory is no longer mapped here."""
-        return self.base is NULL
+        return self.mapping is None and (self.last is None or self.last() is None)
 
     @property
     def address(self):
@@ -335,13 +353,15 @@ cdef class Region:
         Raises:
             ValueError: closed or released.
         """
-        self._check_open()
-        return <size_t>self.data
+        return <size_t>self._open().data
 
     @property
     def exports(self):
-        """Live buffer exports and native pins; more than 0 forbids close."""
-        return self.export_count
+        """What still needs the memory (views, each with all that was made from it)."""
+        if self.mapping is not None:
+            return Py_REFCNT(<PyObject *>self.mapping) - 1
+        mapping = None if self.last is None else self.last()
+        return 0 if mapping is None else Py_REFCNT(<PyObject *>mapping) - 1
 
     def fileno(self):
         """The fd, which the region owns.
@@ -349,8 +369,7 @@ cdef class Region:
         Raises:
             ValueError: closed or released.
         """
-        self._check_open()
-        return self.fd
+        return self._open().fd
 
     def view(self, offset, length):
         """The bytes [offset, offset + length) as a memoryview.
@@ -358,7 +377,7 @@ cdef class Region:
         Raises:
             ValueError: the span leaves the region; closed or released.
         """
-        self._check_open()
+        self._open()
         if not span_ok(self.size, offset, length):
             raise ValueError(
                 f"{length} bytes from offset {offset} leave a region of {self.size} bytes"
@@ -371,24 +390,20 @@ cdef class Region:
         Raises:
             BufferError: views are still alive.
         """
-        if self.base is NULL:
+        if self.closed:
             return
-        if self.export_count > 0:
-            raise BufferError(
-                f"a region of {self.size} bytes has {self.export_count} live view(s)"
-            )
-        self._unmap()
+        if self.exports > 0:
+            raise BufferError(f"a region of {self.size} bytes has {self.exports} live view(s)")
+        self.release()
 
     def release(self):
         """Closes as soon as the last view is gone; from now on there are no new ones."""
-        if self.base is NULL:
-            return
-        self.dying = True
-        if self.export_count == 0:
-            self._unmap()
+        if self.mapping is not None:
+            self.last = weakref.ref(self.mapping)
+            self.mapping = None
 
     def __enter__(self):
-        self._check_open()
+        self._open()
         return self
 
     def __exit__(self, kind, error, trace):
@@ -399,12 +414,15 @@ cdef class Region:
             self.release()
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        self._check_open()
+        cdef Mapping mapping = self._open()
         if flags & PyBUF_WRITABLE == PyBUF_WRITABLE and not self.can_write:
             raise BufferError("the region is mapped read-only")
-        buffer.buf = self.data
-        buffer.obj = self
-        buffer.len = self.size
+        if flags & PyBUF_ANY_CONTIGUOUS == PyBUF_ANY_CONTIGUOUS and not flags & PyBUF_FORMAT:
+            # Asked by np.ndarray(buffer=...), which lets the view go and keeps the bare address.
+            raise BufferError("np.ndarray must be given a view: memoryview(region)")
+        buffer.buf = mapping.data
+        buffer.obj = mapping
+        buffer.len = mapping.size
         buffer.itemsize = 1
         buffer.readonly = not self.can_write
         buffer.ndim = 1
@@ -414,22 +432,23 @@ cdef class Region:
         if flags & PyBUF_FORMAT == PyBUF_FORMAT:
             buffer.format = UNSIGNED_BYTE
         if flags & PyBUF_ND == PyBUF_ND:
-            buffer.shape = &self.size
+            buffer.shape = &mapping.size
         if flags & PyBUF_STRIDES == PyBUF_STRIDES:
-            buffer.strides = &self.stride
+            buffer.strides = &mapping.stride
         buffer.suboffsets = NULL
         buffer.internal = NULL
-        self.export_count += 1
 
     def __releasebuffer__(self, Py_buffer *buffer):
-        self.unpin()
+        # Never called: views belong to the Mapping. That it exists tells np.frombuffer to keep a
+        # view, where it would otherwise keep this object and the bare address.
+        pass
 
     def __reduce__(self):
         raise TypeError("a Region belongs to its process and cannot be pickled")
 
     def __repr__(self):
-        if self.base is NULL:
+        if self.closed:
             return f"<Region {self.size} bytes, closed>"
-        state = "released, " if self.dying else ""
         access = "read-write" if self.can_write else "read-only"
-        return f"<Region {self.size} bytes, {access}, {state}fd {self.fd}>"
+        state = "released" if self.mapping is None else f"fd {self.mapping.fd}"
+        return f"<Region {self.size} bytes, {access}, {state}>"
