@@ -3,7 +3,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, Never, Self
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 from qnnbroker.native.qnn_handle import QnnHandle
 from qnnbroker.native.qnn_info import GraphInfo, TensorInfo
@@ -15,7 +15,9 @@ MAX_TENSOR_BYTES: Final = 0xFFFFFFFF
 def checked_priority(priority: int) -> int: ...
 def check_overlap(spans: Iterable[tuple[int, int, bool, str]]) -> None: ...
 
+@disjoint_base
 class QnnGraph:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     context: QnnHandle
     info: GraphInfo
     @property
@@ -35,14 +37,15 @@ class QnnGraph:
     ) -> QnnRunnable: ...
     def __reduce__(self) -> Never: ...
 
+@disjoint_base
 class QnnRunnable(Runnable):
     graph: QnnGraph
-    def __init__(
-        self,
+    def __new__(
+        cls,
         graph: QnnGraph,
         inputs: Iterable[tuple[Buffer, int, int]],
         outputs: Iterable[tuple[Buffer, int, int]],
-    ) -> None: ...
+    ) -> Self: ...
     def execute(self) -> None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...

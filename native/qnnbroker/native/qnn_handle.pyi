@@ -2,6 +2,9 @@
 from types import TracebackType
 from typing import Never, Self
 
+from typing_extensions import disjoint_base
+
+@disjoint_base
 class QnnHandle:
     @property
     def closed(self) -> bool: ...

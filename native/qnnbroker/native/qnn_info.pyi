@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing_extensions import Buffer
 from typing import Final, NamedTuple
+
+from typing_extensions import Buffer
 
 from qnnbroker.native.qnn_library import QnnLibrary
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 from pathlib import Path
-from typing import Final, Never
+from typing import Final, Never, Self
+
+from typing_extensions import disjoint_base
 
 QNN_DIR_ENV: Final = "QNNBROKER_QNN_LIB_DIR"
 LIBRARY_NAMES: Final[tuple[str, str]]
@@ -11,8 +13,9 @@ def drain_log() -> list[tuple[int, str]]: ...
 def log_dropped() -> int: ...
 def log_fileno() -> int: ...
 
+@disjoint_base
 class QnnLibrary:
-    def __init__(self, directory: str | os.PathLike[str]) -> None: ...
+    def __new__(cls, directory: str | os.PathLike[str]) -> Self: ...
     @property
     def directory(self) -> Path: ...
     @property
