@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_USAGE
     try:
         config = BrokerConfig.from_json(arguments[0])
-    except (BrokerError, TypeError) as error:
+    except BrokerError as error:
         print(f"qnnbroker: {error}", file=sys.stderr)
         return EXIT_USAGE
     logging.basicConfig(
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     except (AlreadyExists, NotAllowed, InvalidRequest) as error:
         print(f"qnnbroker: {error}", file=sys.stderr)
         return EXIT_FAILED
-    except BrokerError as error:
+    except (BrokerError, OSError) as error:
         print(f"qnnbroker: cannot start: {error}", file=sys.stderr)
         return EXIT_FAILED
 
@@ -86,16 +86,21 @@ async def serve(config: BrokerConfig) -> int:
         log.error(
             "something still runs after %g s; leaving without it", config.stop_timeout_seconds
         )
-        return EXIT_FAILED
+        broker.remove_sockets()
+        leave(EXIT_FAILED)  # at once: closing the event loop would wait for what runs
     log.info("stopped")
     return EXIT_DONE
 
 
 def tell_ready(fd: int) -> None:
     """One line to whoever waits for us, and the service manager's own way of being told."""
-    if fd >= 0:
+    if fd < 0:
+        return
+    try:
         os.write(fd, b"ready\n")
         os.close(fd)
+    except OSError as error:
+        log.warning("nobody hears that we are ready (fd %d): %s", fd, error)
 
 
 def leave(code: int) -> None:

@@ -170,7 +170,8 @@ class Broker:
             service.executor.close()
             self._service = None
         if self._threads is not None:
-            self._threads.shutdown()
+            # A hash that nobody waits for may still run.
+            await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
             self._threads = None
         if self._backend is not None:
             if self._log_fd >= 0:
@@ -181,12 +182,16 @@ class Broker:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            if self.config.attach_fd < 0:
-                (self.config.directory / ATTACH_SOCKET).unlink(missing_ok=True)
-            (self.config.directory / GRPC_SOCKET).unlink(missing_ok=True)
+            self.remove_sockets()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def remove_sockets(self) -> None:
+        """Takes our names out of the runtime directory; while we hold its lock only."""
+        if self.config.attach_fd < 0:
+            (self.config.directory / ATTACH_SOCKET).unlink(missing_ok=True)
+        (self.config.directory / GRPC_SOCKET).unlink(missing_ok=True)
 
     async def _wait_idle(self, service: BrokerService) -> None:
         """Until the executor has told of every session and binding that is gone."""

@@ -81,7 +81,10 @@ def inherit_listener(fd: int) -> socket.socket:
     Raises:
         ProtocolError: the fd is no listening SOCK_SEQPACKET Unix socket.
     """
-    listener = socket.socket(fileno=fd)
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise ProtocolError(f"fd {fd} is not a socket: {error.strerror}") from error
     listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if listener.family != socket.AF_UNIX or listener.type != socket.SOCK_SEQPACKET or not listening:
         listener.detach()
@@ -134,13 +137,20 @@ class AttachServer:
             task.add_done_callback(self._connections.discard)
 
     async def _serve(self, socket_: socket.socket) -> None:
-        connection = Connection(socket_)
+        try:
+            connection = Connection(socket_)
+        except OSError as error:
+            log.warning("cannot serve a client: %s", error)
+            socket_.close()
+            return
         session: Session | None = None
         why = "end of file"
         try:
             session = await self._greet(connection)
             while (frame := await connection.receive()) is not None:
                 await self._answer(connection, session, frame)
+                # One who asks faster than we answer would keep everybody else waiting.
+                await asyncio.sleep(0)
             if connection.peer_died:
                 why = "the process is gone"
         except ProtocolError as error:
@@ -150,7 +160,7 @@ class AttachServer:
             why = str(error)
             await connection.refuse(error)
         except (OSError, TimeoutError) as error:
-            why = f"connection lost: {error or type(error).__name__}"
+            why = f"connection lost: {str(error) or type(error).__name__}"
         except Exception:
             why = "internal error"
             log.exception("serving pid %d failed", connection.peer.pid)
@@ -227,6 +237,9 @@ class AttachServer:
         if self._accepting is not None:
             self._accepting.cancel()
             self._accepting = None
+            # Now, not when the task hears of it: the fd is closed below, and a listener that
+            # others hold too would go on waking us.
+            asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
 
     async def close(self) -> None:
@@ -297,7 +310,7 @@ class Connection:
                 raise ProtocolError(
                     f"no frame takes file descriptors here, found {len(fds)}", reason="FD_COUNT"
                 )
-            return unpack(data) if data else None
+            return check_request(unpack(data)) if data else None
         return None
 
     async def send(
@@ -340,6 +353,20 @@ class Connection:
         """Idempotent."""
         self._drop_pidfd()
         self._socket.close()
+
+
+def check_request(frame: Frame) -> Frame:
+    """A frame that may be asked of us.
+
+    Raises:
+        ProtocolError: reason BAD_FRAME; flags, or no request number (an answer to it would look
+            like an error about the connection).
+    """
+    if frame.flags:
+        raise ProtocolError(f"a request has no flags, found {frame.flags:#x}")
+    if not frame.request:
+        raise ProtocolError("a request needs a number that is not 0")
+    return frame
 
 
 M = TypeVar("M", bound=Message)

@@ -20,6 +20,39 @@ def option(default: Any, help: str, *, unit: str = "") -> Any:
     return field(default=default, metadata={"help": help, "unit": unit})
 
 
+#: (options, least, most). Counts and sizes travel as u32 and u64, gRPC's message limit as int.
+_RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
+    (("qnn_log_level",), 1, 5),
+    (("max_sessions", "max_buffers", "max_bindings", "max_in_flight"), 1, 2**32 - 1),
+    (("max_buffer_bytes", "max_session_bytes"), 1, 2**63 - 1),
+    (("max_message_bytes",), 1, 2**31 - 1),
+    (("load_threads", "band_workers"), 1, 64),
+    (("band_priorities",), 0, 500),
+    (("keep_alive_seconds",), -1e9, 1e9),
+    (("hello_timeout_seconds", "stop_timeout_seconds"), 0.001, 1e9),
+    (("attach_fd", "ready_fd"), -1, 2**31 - 1),
+)
+
+
+def check_type(name: str, wanted: Any, value: Any) -> None:
+    """Refuses a value of another type; JSON brings any.
+
+    Raises:
+        InvalidRequest: names the option.
+    """
+    if wanted is float:
+        right = isinstance(value, (int, float))
+    elif wanted in (int, str):
+        right = isinstance(value, wanted)
+    else:
+        right = isinstance(value, tuple) and [type(v) for v in value] == [int, int, int]
+    if not right or isinstance(value, bool):
+        kinds = {float: "a number", int: "a whole number", str: "text"}
+        raise InvalidRequest(
+            f"{name}: {kinds.get(wanted, 'three whole numbers')} wanted, found {value!r}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class BrokerConfig:
     """What a broker is started with. Immutable; JSON in and out for the exec of the worker."""
@@ -58,19 +91,20 @@ class BrokerConfig:
     ready_fd: int = option(-1, "fd that gets one line when the broker is ready; -1: none")
 
     def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            check_type(f.name, f.type, getattr(self, f.name))
         if self.backend not in ("qnn", "fake"):
             raise InvalidRequest(f"backend 'qnn' or 'fake' wanted, found {self.backend!r}")
-        if not 1 <= self.qnn_log_level <= 5:
-            raise InvalidRequest(f"qnn_log_level 1 to 5 wanted, found {self.qnn_log_level}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidRequest(
                 f"log_level debug, info, warning or error wanted, found {self.log_level!r}"
             )
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if f.name.startswith("max_") or f.name == "load_threads":
-                if not isinstance(value, int) or value < 1:
-                    raise InvalidRequest(f"{f.name}: a number from 1 up wanted, found {value!r}")
+        for names, low, high in _RANGES:
+            for name in names:
+                values = getattr(self, name)
+                for value in values if isinstance(values, tuple) else (values,):
+                    if not low <= value <= high:
+                        raise InvalidRequest(f"{name} {low} to {high} wanted, found {value}")
 
     @property
     def directory(self) -> Path:
@@ -102,10 +136,12 @@ class BrokerConfig:
             values = json.loads(text)
         except ValueError as error:
             raise InvalidRequest(f"the broker's config is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise InvalidRequest(f"the broker's config is a JSON object, found {text[:40]!r}")
         known = {f.name: f for f in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - set(known)):
             raise InvalidRequest(f"unknown broker option {unknown[0]!r}")
-        for name in ("band_workers", "band_priorities"):
-            if name in values:
-                values[name] = tuple(values[name])
-        return cls(**values)
+        given: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**given)

@@ -132,10 +132,11 @@ class ContextStore:
         return context, shared
 
     def _begin(self, file: ModelFile, content_hash: str) -> Context:
+        # The load has a file of its own: whoever asked may be gone before it ends.
+        own = file.duplicate()
         context = self._ids.add(lambda id: Context(id, content_hash, file.size_bytes, self))
         self._by_hash[content_hash] = context
-        # The load has a file of its own: whoever asked may be gone before it ends.
-        context.task = asyncio.create_task(self._load(context, file.duplicate()))
+        context.task = asyncio.create_task(self._load(context, own))
         return context
 
     async def _load(self, context: Context, file: ModelFile) -> None:
@@ -189,6 +190,7 @@ class ContextStore:
             len(context.spec.graphs),
             context.load_seconds,
         )
+        self.free_if_unused(context)  # all who asked may have given up meanwhile
 
     def _forget(self, context: Context) -> None:
         if self._by_hash.get(context.content_hash) is context:

@@ -121,16 +121,23 @@ class LoopExecutor:
                 else:
                     future.set_result(Timing(queue_ns, execute_ns))
             elif event[0] == "binding_idle":
-                if then := self._idle.pop(event[1], None):
-                    then()
+                call(self._idle.pop(event[1], None))
             elif event[0] == "session_idle":
-                if done := self._session_idle.pop(event[1], None):
-                    done()
+                call(self._session_idle.pop(event[1], None))
             else:  # nothing parks a binding yet; refusing is better than waiting for ever
                 event[1].fail_waiting(4)
         if self._next is not None and not self._next.done():
             self._next.set_result(None)
         self._next = None
+
+
+def call(then: Callable[[], None] | None) -> None:
+    """Runs a callback; its failure must not lose the events behind it."""
+    try:
+        if then is not None:
+            then()
+    except Exception:
+        log.exception("giving something back failed")
 
 
 def completion_error(status: int, qnn_code: int) -> BrokerError:

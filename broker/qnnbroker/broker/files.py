@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -15,6 +16,9 @@ from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound
 
 #: Bytes hashed between two progress reports.
 CHUNK_BYTES = 8 * 1024 * 1024
+#: A file that changed less than this ago could change again with the times staying the same, since
+#: the kernel stamps them with its tick (4 to 10 ms).
+SETTLED_NS = 100_000_000
 
 Progress = Callable[[int, int], None]
 
@@ -154,7 +158,10 @@ class ModelFile:
 
 
 class HashCache:
-    """sha256 of files, remembered by identity; equal requests under way are one."""
+    """sha256 of files, remembered by identity; equal requests under way are one.
+
+    A file that has just been written is not remembered: its identity may not tell a next version.
+    """
 
     #: Identities remembered; the oldest goes.
     MAX_ENTRIES = 1024
@@ -181,6 +188,7 @@ class HashCache:
 
     async def _hash(self, opened: ModelFile, progress: Progress) -> str:
         loop = asyncio.get_running_loop()
+        settled = time.time_ns() - opened.identity.ctime_ns > SETTLED_NS
 
         def work() -> str:
             digest, done = hashlib.sha256(), 0
@@ -196,6 +204,8 @@ class HashCache:
         finally:
             opened.close()
         self.hashed_bytes += opened.size_bytes
+        if not settled:
+            return result
         if len(self._known) >= self.MAX_ENTRIES:
             del self._known[next(iter(self._known))]
         self._known[opened.identity] = result

@@ -80,6 +80,7 @@ class Model:
     keep_alive_seconds: float
     graphs: list[GraphView] = field(default_factory=list)
     expiry: asyncio.TimerHandle | None = None
+    unloaded: bool = False
 
     def to_proto(self) -> pb.Model:
         spec = self.context.spec
@@ -158,8 +159,7 @@ class ModelTable:
         source = Path(path)
         if not source.is_absolute():
             raise InvalidRequest(f"an absolute path wanted, found {path!r}")
-        loop = asyncio.get_running_loop()
-        wrapper, file = await loop.run_in_executor(None, open_source, source)
+        wrapper, file = await open_off_loop(source)
         with file:
             digest = await self._hashes.sha256(
                 file, lambda done, total: progress(pb.LOAD_STAGE_HASHING, done, total)
@@ -195,7 +195,7 @@ class ModelTable:
 
     def keep_alive(self, model: Model) -> None:
         """Starts a sessionless model's time anew; called after each use."""
-        if model.session_id is not None:
+        if model.session_id is not None or model.unloaded:
             return
         if model.expiry is not None:
             model.expiry.cancel()
@@ -206,6 +206,9 @@ class ModelTable:
             )
 
     def _expire(self, model: Model) -> None:
+        if model.context.binding_count:  # in use now
+            self.keep_alive(model)
+            return
         log.info("model %s was not used for %g s", model.name, model.keep_alive_seconds)
         self.unload(model)
 
@@ -253,7 +256,10 @@ class ModelTable:
         raise NotFound(f"no graph has the id {graph_id}", reason="GRAPH_UNKNOWN", id=graph_id)
 
     def unload(self, model: Model) -> None:
-        """Gives the lease back. Bindings over its graphs keep the context until they go."""
+        """Gives the lease back. Idempotent. Bindings over its graphs keep the context."""
+        if model.unloaded:
+            return
+        model.unloaded = True
         self._models.remove(model.model_id)
         for graph in model.graphs:
             self._graphs.remove(graph.graph_id)
@@ -275,6 +281,21 @@ class ModelTable:
     def idle_seconds(self, context: Context) -> float:
         """Since the last execute of the context ended; -1 when there was none."""
         return time.monotonic() - context.last_used if context.last_used else -1.0
+
+
+async def open_off_loop(source: Path) -> tuple[Wrapper | None, ModelFile]:
+    """`open_source` on a thread; what it opened is closed when the caller gives up meanwhile."""
+    opening = asyncio.get_running_loop().run_in_executor(None, open_source, source)
+
+    def close(done: "asyncio.Future[tuple[Wrapper | None, ModelFile]]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.result()[1].close()
+
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(close)
+        raise
 
 
 def open_source(source: Path) -> tuple[Wrapper | None, ModelFile]:

@@ -26,6 +26,11 @@ from .models import ModelTable
 log = logging.getLogger(__name__)
 
 
+def printable(text: str) -> str:
+    """`text` without what would forge log lines or move somebody's cursor."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """The far end of an attach connection, as the kernel names it."""
@@ -42,7 +47,7 @@ class Peer:
                 raw = f.read(512)
         except OSError:
             return ""
-        return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+        return printable(raw.replace(b"\0", b" ").decode(errors="replace").strip())
 
 
 @dataclass(eq=False)
@@ -108,7 +113,7 @@ class SessionTable:
                 session_id=session_id,
                 token=secrets.token_bytes(TOKEN_BYTES),
                 peer=peer,
-                client_name=client_name[:128],
+                client_name=printable(client_name[:128]),
                 executor_session=native,
                 buffers=BufferTable(self._config),
                 bindings=BindingTable(self._config, self._executor, native),

@@ -55,7 +55,9 @@ def graph_statistics(contexts: ContextStore) -> list[pb.GraphStatistics]:
         if context.native is None:
             continue
         for graph in context.native.graphs.values():
-            stats = graph.statistics()
+            # Of what the backend counts, what the message has.
+            known = pb.GraphStatistics.DESCRIPTOR.fields_by_name
+            stats = {name: n for name, n in graph.statistics().items() if name in known}
             rows.append(
                 pb.GraphStatistics(context_id=context.context_id, graph=graph.spec.name, **stats)
             )
