@@ -47,6 +47,7 @@ cdef class QnnBackend(QnnHandle):
         cdef uint64_t code
         if not 1 <= log_level <= 5:
             raise ValueError(f"log_level must be from 1 to 5, not {log_level}")
+        self.free_operation = "backendFree"
         self.library = library
         self.qnn = library.qnn
         code = qb_qnn_logger_create(self.qnn, <unsigned int>log_level, &self.logger)
@@ -104,6 +105,7 @@ cdef class QnnDevice(QnnHandle):
         cdef qb_handle device = 0
         cdef uint64_t code
         backend.ensure_alive()
+        self.free_operation = "deviceFree"
         self.backend = backend
         self.qnn = backend.qnn
         backend.busy += 1
@@ -114,7 +116,7 @@ cdef class QnnDevice(QnnHandle):
                 code = qb_qnn_device_create(self.qnn, backend.logger, &device)
             check(code, "deviceCreate")
         finally:
-            backend.busy -= 1
+            backend.end_call()
         self.adopt(device, backend)
         qb_count(QB_COUNT_DEVICE, 1)
 

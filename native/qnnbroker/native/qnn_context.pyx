@@ -74,6 +74,7 @@ cdef class QnnContext(QnnHandle):
         cdef uint32_t wanted_priority = checked_priority(priority)
         cdef const char **names = NULL
         device.ensure_alive()
+        self.free_operation = "contextFree"
         self.device = device
         self.qnn = device.qnn
         self.priority = wanted_priority
@@ -111,7 +112,7 @@ cdef class QnnContext(QnnHandle):
                 )
             check(code, "contextCreateFromBinary")
         finally:
-            device.busy -= 1
+            device.end_call()
             free(names)
             PyBuffer_Release(&view)
         self.adopt(context, device)
@@ -155,7 +156,7 @@ cdef class QnnContext(QnnHandle):
                 code = qb_qnn_graph_retrieve(self.qnn, self.handle, text, &handle)
             check(code, "graphRetrieve")
         finally:
-            self.busy -= 1
+            self.end_call()
         if native.handle == 0:  # its priority and counts outlive the QnnGraph
             qb_qnn_graph_init(native, self.qnn, handle, <uint32_t>self.priority)
         return self.graphs.setdefault(name, make_graph(self, info, native))

@@ -38,6 +38,7 @@ cdef class QnnRunnable(Runnable):
     cdef object __weakref__
 
     cdef int take(self, object span, object tensor, bint output) except -1
+    cdef bint executing(self) noexcept
     cdef void release(self) noexcept
 
 cdef QnnGraph make_graph(QnnHandle context, object info, qb_qnn_graph *native)

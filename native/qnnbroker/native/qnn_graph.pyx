@@ -153,7 +153,7 @@ cdef class QnnGraph:
                 with nogil:
                     code = self.native.base.set_priority(&self.native.base, value)
             finally:
-                self.context.busy -= 1
+                self.context.end_call()
         check(code, "graphSetConfig")
         self.native.base.priority = value
 
@@ -262,7 +262,7 @@ cdef class QnnRunnable(Runnable):
             if self.graph.context.pid == _getpid():
                 _warn(f"never closed: {self!r}", ResourceWarning, source=self, stacklevel=2)
         finally:  # the warning may be an error
-            if self.busy == 0 and qb_qnn_runnable_running(self.native) == 0:
+            if not self.executing():
                 self.release()
 
     def __dealloc__(self):
@@ -294,6 +294,11 @@ cdef class QnnRunnable(Runnable):
         if offset % alignment != 0:
             raise ValueError(f"{what} needs an offset that {alignment} divides, found {offset}")
         return 0
+
+    cdef bint executing(self) noexcept:
+        if self.ptr is NULL:
+            return False
+        return self.busy > 0 or qb_qnn_runnable_running(self.native) > 0
 
     cdef void release(self) noexcept:
         cdef Py_ssize_t i
@@ -337,7 +342,7 @@ cdef class QnnRunnable(Runnable):
         """
         if self.ptr is NULL:
             return
-        if self.busy > 0 or qb_qnn_runnable_running(self.native) > 0:
+        if self.executing():
             raise BufferError(f"{self!r} cannot be closed: it is executing")
         self.release()
 
@@ -347,7 +352,8 @@ cdef class QnnRunnable(Runnable):
         return self
 
     def __exit__(self, kind, error, trace):
-        self.close()
+        if error is None or not self.executing():  # do not hide the error
+            self.close()
 
     def __reduce__(self):
         raise TypeError("a QnnRunnable belongs to its process and cannot be pickled")

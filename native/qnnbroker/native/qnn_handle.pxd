@@ -11,7 +11,8 @@ cdef class QnnHandle:
     cdef QnnHandle parent      # kept alive; must be closed after us
     cdef int children          # live objects that need this one
     cdef int busy              # calls under way that use it without the GIL
-    cdef bint forgotten        # finalised with children: the last of them closes it
+    cdef bint forgotten        # to be closed when the last child and call is gone
+    cdef str free_operation    # the QNN function that frees it
     cdef long pid              # the process it belongs to
     cdef object __weakref__
 
@@ -20,4 +21,5 @@ cdef class QnnHandle:
     cdef uint64_t free_native(self, qb_handle handle) noexcept
     cdef void add_child(self) noexcept
     cdef void drop_child(self) noexcept
+    cdef void end_call(self) noexcept  # instead of busy -= 1
     cdef uint64_t release(self) noexcept

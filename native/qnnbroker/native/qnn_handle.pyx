@@ -50,7 +50,7 @@ cdef class QnnHandle:
             parent.add_child()
 
     cdef uint64_t free_native(self, qb_handle handle) noexcept:
-        """What a subclass does to free its handle; a QNN code."""
+        """What a subclass does to free its handle, `free_operation`; a QNN code."""
         return 0
 
     cdef uint64_t release(self) noexcept:
@@ -69,7 +69,12 @@ cdef class QnnHandle:
 
     cdef void drop_child(self) noexcept:
         self.children -= 1
-        if self.children == 0 and self.forgotten:
+        if self.children == 0 and self.busy == 0 and self.forgotten:
+            self.release()
+
+    cdef void end_call(self) noexcept:
+        self.busy -= 1
+        if self.children == 0 and self.busy == 0 and self.forgotten:
             self.release()
 
     cdef int ensure_alive(self) except -1:
@@ -102,14 +107,20 @@ cdef class QnnHandle:
             raise BufferError(f"{self!r} cannot be closed: {self.children} open object(s) need it")
         if self.busy > 0:
             raise BufferError(f"{self!r} cannot be closed: {self.busy} call(s) are under way")
-        check(self.release(), f"freeing {type(self).__name__}")
+        check(self.release(), self.free_operation)
 
     def __enter__(self):
         self.ensure_alive()
         return self
 
     def __exit__(self, kind, error, trace):
-        self.close()
+        if error is None:
+            self.close()
+        elif self.children > 0 or self.busy > 0:
+            # Held by the traceback of `error`, maybe; refusing would hide that error.
+            self.forgotten = True
+        elif self.pid == _getpid():
+            self.release()
 
     def __reduce__(self):
         raise TypeError(f"a {type(self).__name__} belongs to its process and cannot be pickled")
