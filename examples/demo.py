@@ -109,7 +109,7 @@ def demonstrate(directory: Path, given: list[Path], runs: int) -> bool:
         without = measure("two on their own", first, second, None)
 
     right = show_answers(files, with_broker, without)
-    show_times(with_broker, without)
+    show_times(with_broker, without, broker.emulated)
     show_memory(with_broker, without)
     held = context_count == 1 and session_count == 2
     console.print(
@@ -194,7 +194,7 @@ def show_answers(files: list[Sample], with_broker: Measured, without: Measured) 
     return right
 
 
-def show_times(with_broker: Measured, without: Measured) -> None:
+def show_times(with_broker: Measured, without: Measured, emulated: bool) -> None:
     """From the start of a process to its first answer."""
     table = Table(title="From process start, in seconds", title_justify="left")
     table.add_column("application")
@@ -209,9 +209,8 @@ def show_times(with_broker: Measured, without: Measured) -> None:
         table.add_row(name, *(f"{seconds:.2f}" for seconds in times))
     console.print()
     console.print(table)
-    console.print(
-        "[dim]The NPU is emulated: that is most of a first answer, and no hardware is like it.[/]"
-    )
+    if emulated:
+        console.print("[dim]The NPU is emulated here, which is most of the time of an answer.[/]")
 
 
 def show_memory(with_broker: Measured, without: Measured) -> None:

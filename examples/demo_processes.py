@@ -99,6 +99,8 @@ class Broker:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.start_seconds = 0.0
+        #: Whether there is no NPU behind it.
+        self.emulated = False
 
     @property
     def pid(self) -> int:
@@ -132,10 +134,15 @@ class Broker:
 
     def holdings(self) -> tuple[int, int]:
         """How many contexts it holds, and how many sessions there are."""
-        with self._control() as control:
-            contexts = control.ListModels(control_pb2.ListModelsRequest(), timeout=10).contexts
-            sessions = control.ListSessions(control_pb2.ListSessionsRequest(), timeout=10).sessions
-            return len(contexts), len(sessions)
+        try:
+            with self._control() as control:
+                models = control.ListModels(control_pb2.ListModelsRequest(), timeout=10)
+                sessions = control.ListSessions(control_pb2.ListSessionsRequest(), timeout=10)
+        except grpc.RpcError as error:
+            raise DemoError(
+                f"the broker did not say what it holds: {error}; {self._child.last_words()}"
+            ) from error
+        return len(models.contexts), len(sessions.sessions)
 
     def _wait_ready(self, deadline: float) -> None:
         while True:
@@ -143,7 +150,8 @@ class Broker:
                 raise DemoError(f"the broker did not start: {self._child.last_words()}")
             try:
                 with self._control() as control:
-                    control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=5)
+                    info = control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=5)
+                self.emulated = info.backend.emulated
                 return
             except grpc.RpcError as error:
                 if time.monotonic() > deadline:

@@ -84,8 +84,8 @@ def test_one_wrong_answer_of_anyone_makes_it_wrong(wrong: int) -> None:
 
 def measured(labels: list[str]) -> tuple[Measured, Measured]:
     """Both ways, from the last labels of the four applications."""
-    results = [result(label) for label in labels]
-    return Measured(*results[:2], {"broker": 1}), Measured(*results[2:], {})
+    said = [result(label) for label in labels]
+    return Measured(said[0], said[1], {"broker": 1}), Measured(said[2], said[3], {})
 
 
 def test_an_application_that_cannot_start_is_reported_in_its_own_words(tmp_path: Path) -> None:
