@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`qnnbroker compile`: an ONNX model becomes a context binary, a wrapper and a manifest."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .invocation import Command, invocation
+
+if TYPE_CHECKING:
+    from qnnbroker.protos.errors import Unsupported
+
+    from .compiling import CompileResult
+
+#: The SoC that is compiled for when none is named; a test holds it to the pipeline's own.
+SOC_MODEL = 60
+
+
+@click.command(
+    "compile",
+    cls=Command,
+    broker=False,
+    config=False,
+    examples=[
+        ("qnnbroker compile model.onnx", "to model_ctx.onnx and model_ctx_qnn.bin beside it"),
+        ("qnnbroker compile model.onnx -o out/m.onnx --soc-model 88", "for a certain chip"),
+        ("qnnbroker compile model.onnx --embed", "with the binary inside the wrapper"),
+        ("qnnbroker compile model.onnx --json | jq -r .wrapper", "for a script"),
+    ],
+)
+@click.argument("model", metavar="MODEL.onnx")
+@click.option("-o", "--output", metavar="FILE.onnx", help="The wrapper.  [default: MODEL_ctx.onnx]")
+@click.option(
+    "--fp16/--no-fp16",
+    default=None,
+    help="Compute in 16-bit floats.  [default: yes, unless the model is quantised]",
+)
+@click.option(
+    "--soc-model",
+    type=click.IntRange(min=1),
+    default=SOC_MODEL,
+    help=f"The chip, by Qualcomm's number.  [default: {SOC_MODEL}]",
+)
+@click.option("--embed", is_flag=True, help="Put the context binary inside the wrapper.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds after which to give up.  [default: none]",
+)
+def compile_command(
+    model: str,
+    output: str | None,
+    fp16: bool | None,
+    soc_model: int,
+    embed: bool,
+    timeout: float | None,
+) -> None:
+    """Compile an ONNX model for the NPU.
+
+    Writes a wrapper, the context binary beside it, and a manifest (JSON) that says what they were
+    made from and with. A model of which any operator would have to run on the CPU is refused, and
+    the operators are named. On failure, and on Ctrl-C, nothing is left behind.
+    """
+    from qnnbroker.protos.errors import Unsupported
+
+    from .compiling import compile_model, default_output
+    from .manifest import make_manifest, write_manifest
+    from .output import print_json, progress
+
+    call = invocation()
+    source = Path(model)
+    target = default_output(source) if output is None else Path(output)
+    with progress(f"compiling {source.name}", silent=call.json) as bar:
+        try:
+            result = compile_model(
+                source,
+                target,
+                fp16=fp16,
+                soc_model=soc_model,
+                embed=embed,
+                progress=bar.update,
+                timeout=timeout,
+            )
+        except Unsupported as error:
+            if not call.json:
+                bar.close()
+                report_refusal(error)
+            raise
+        bar.update("writing the manifest")
+        options = {"fp16": fp16, "soc_model": soc_model, "embed": embed}
+        manifest = write_manifest(result.wrapper, make_manifest(source, result, options))
+    if call.json:
+        print_json({**result.as_json(), "manifest": str(manifest)})
+    else:
+        show(result, manifest)
+
+
+def report_refusal(error: "Unsupported") -> None:
+    """The refused operators, one a line, on standard output."""
+    from .output import print_table
+
+    kinds = error.ids.get("operators", "").split(",")
+    nodes = error.ids.get("nodes", "").split(",")
+    rows: list[tuple[str, str]] = [("operator", kind) for kind in kinds if kind]
+    rows += [("node", node) for node in nodes if node]
+    if rows:
+        print_table(["Not supported", "Name"], rows)
+
+
+def show(result: "CompileResult", manifest: Path) -> None:
+    """What was made."""
+    from .output import print_fields, show_bytes
+
+    def tensors(found: Any) -> str:
+        return ", ".join(f"{t.name}: {t.dtype}{list(t.shape)}" for t in found)
+
+    print_fields(
+        "Compiled",
+        [
+            ("wrapper", result.wrapper),
+            ("binary", result.binary or "inside the wrapper"),
+            ("manifest", manifest),
+            ("size", show_bytes(result.size_bytes)),
+            ("graphs", ", ".join(result.graphs)),
+            ("inputs", tensors(result.inputs)),
+            ("outputs", tensors(result.outputs)),
+            ("precision", result.precision),
+            ("nodes", result.node_count),
+            ("SoC", result.soc_model),
+            ("SDK", result.sdk_version),
+            ("time", f"{result.seconds:.1f} s"),
+        ],
+    )
