@@ -254,7 +254,7 @@ class FakeControl:
 
 @dataclass(frozen=True)
 class FakeCall:
-    """A line of the record: one call, or a `fault` that was injected, or an `error` of the caller."""
+    """A line of the record: a call, a `fault` that was injected, or an `error` of the caller."""
 
     sequence: int
     time_us: int
@@ -300,28 +300,33 @@ def read_record(path: str | os.PathLike[str]) -> list[FakeCall]:
         return []
 
 
-def _loaded() -> ctypes.CDLL:
-    return ctypes.CDLL(str(fake_qnn_dir().resolve() / "libQnnHtp.so"))
+def _loaded(directory: str | os.PathLike[str] | None) -> ctypes.CDLL:
+    folder = fake_qnn_dir() if directory is None else Path(directory)
+    return ctypes.CDLL(str(folder.resolve() / "libQnnHtp.so"))
 
 
-def control_loaded(*words: str, **values: str | int | bool) -> None:
+def control_loaded(
+    *words: str, directory: str | os.PathLike[str] | None = None, **values: str | int | bool
+) -> None:
     """Changes the switches of the fake backend library that this process has loaded.
 
-    Args as for `switches`; they add to what holds already. "clear" drops all fault rules.
+    Args as for `switches`; they add to what holds already. "clear" drops all fault rules, "restart"
+    restarts the subsystem, "unhang" lets every call that hangs go on. `directory` is for a copy of
+    the library that is not in `fake_qnn_dir()`.
 
     Raises:
         ValueError: the library does not understand it.
     """
-    control = _loaded().qnn_fake_control
+    control = _loaded(directory).qnn_fake_control
     control.argtypes, control.restype = [ctypes.c_char_p], ctypes.c_uint64
     text = switches(*words, **values)
     if control(text.encode()) != 0:
         raise ValueError(f"the fake QNN library does not understand {text!r}")
 
 
-def read_ring() -> list[FakeCall]:
+def read_ring(directory: str | os.PathLike[str] | None = None) -> list[FakeCall]:
     """The calls, up to the last 4,000, of the fake backend library that this process has loaded."""
-    record = _loaded().qnn_fake_record
+    record = _loaded(directory).qnn_fake_record
     record.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
     record.restype = ctypes.c_uint64
     buffer = ctypes.create_string_buffer(1 << 16)
@@ -332,3 +337,10 @@ def read_ring() -> list[FakeCall]:
         if not buffer.value:
             return calls
         calls.extend(parse_record(buffer.value.decode("ascii")))
+
+
+def waiting_count(directory: str | os.PathLike[str] | None = None) -> int:
+    """How many executes wait for the device, in the library that this process has loaded."""
+    waiting = _loaded(directory).qnn_fake_waiting
+    waiting.argtypes, waiting.restype = [], ctypes.c_uint64
+    return int(waiting())

@@ -295,6 +295,7 @@ uint64_t fake_generation_now(void);
 void fake_restart(bool told);
 void fake_fatal(void);   /* from now on 1011 */
 bool fake_is_fatal(void);
+bool fake_is_fatal_locked(void);
 /* 1007 for the first call after a restart that came by itself, else the code given. Locked. */
 uint64_t fake_lost_code(uint64_t code);
 

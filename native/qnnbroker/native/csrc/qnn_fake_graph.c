@@ -27,7 +27,9 @@ static struct fake_graph *find_graph(struct fake_call *call, uint64_t handle, ui
     struct fake_graph *graph = fake_table_get(&fake_graphs, handle);
 
     *code = FAKE_OK;
-    if (graph == NULL || graph->context->dying)
+    if (fake_is_fatal_locked())
+        *code = FAKE_LOST_FOR_GOOD;
+    else if (graph == NULL || graph->context->dying)
         *code = FAKE_GRAPH_HANDLE;
     else if (graph->context->lost)
         *code = fake_lost_code(FAKE_GRAPH_HANDLE);
@@ -58,6 +60,8 @@ uint64_t fake_graph_retrieve(void *handle, const char *name, void **out) {
     context = fake_table_get(&fake_contexts, fake_handle(handle));
     if (out == NULL)
         code = FAKE_GRAPH_ARGUMENT;
+    else if (fake_is_fatal_locked())
+        code = FAKE_LOST_FOR_GOOD;
     else if (context == NULL || context->dying)
         code = FAKE_CONTEXT_HANDLE;
     else if (context->lost)
@@ -229,6 +233,8 @@ static uint64_t run(struct execution *e, const struct fake_fault *fault) {
     fake_note(&e->call, "order=%llu queue_us=%llu", (unsigned long long)order,
               (unsigned long long)(fake_now_us() - queued_us));
     code = fake_fault_apply(&e->call, fault, e->generation);
+    if (code == FAKE_OK && fake_is_fatal())
+        code = FAKE_LOST_FOR_GOOD;
     if (code == FAKE_OK &&
         !fake_sleep_us(spec->execute_us + fake_switches_now().execute_us, e->generation))
         code = FAKE_RESTARTED;

@@ -157,7 +157,9 @@ uint64_t fake_mem_register(void *handle, const struct fake_memory_descriptor *de
         return fake_end(&call, FAKE_MEMORY_ARGUMENT);
     pthread_mutex_lock(&fake_lock);
     context = fake_table_get(&fake_contexts, fake_handle(handle));
-    if (context == NULL || context->dying)
+    if (fake_is_fatal_locked())
+        code = FAKE_LOST_FOR_GOOD;
+    else if (context == NULL || context->dying)
         code = FAKE_CONTEXT_HANDLE;
     else if (context->lost)
         code = fake_lost_code(FAKE_CONTEXT_HANDLE);

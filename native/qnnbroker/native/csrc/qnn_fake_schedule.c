@@ -40,6 +40,17 @@ static const struct waiter *best(void) {
     return found;
 }
 
+/* How many executes wait for the device: lets a test know that they have come that far. */
+FAKE_EXPORT uint64_t qnn_fake_waiting(void) {
+    uint64_t count = 0;
+
+    pthread_mutex_lock(&fake_lock);
+    for (const struct waiter *waiter = first; waiter; waiter = waiter->next)
+        count++;
+    pthread_mutex_unlock(&fake_lock);
+    return count;
+}
+
 bool fake_device_acquire(struct fake_graph *graph, uint64_t *order) {
     struct waiter me = {.graph = graph};
     const struct fake_context *context = graph->context;

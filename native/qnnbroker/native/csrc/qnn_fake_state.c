@@ -99,6 +99,10 @@ void fake_fatal(void) {
     pthread_mutex_unlock(&fake_lock);
 }
 
+bool fake_is_fatal_locked(void) {
+    return fatal;
+}
+
 bool fake_is_fatal(void) {
     bool answer;
 
