@@ -11,7 +11,13 @@ from pathlib import Path
 
 import grpc
 
-from qnnbroker.protos.paths import ATTACH_SOCKET, GRPC_SOCKET, LOCK_FILE, make_runtime_dir
+from qnnbroker.protos.paths import (
+    ATTACH_SOCKET,
+    GRPC_SOCKET,
+    LOCK_FILE,
+    grpc_target,
+    make_runtime_dir,
+)
 from qnnbroker.v1 import control_pb2_grpc
 
 from .attach import AttachServer, bind_listener, inherit_listener
@@ -123,7 +129,7 @@ class Broker:
         # of its own, which then becomes the public one in one step.
         own = directory / f"grpc-{os.getpid()}.sock"
         own.unlink(missing_ok=True)
-        server.add_insecure_port(f"unix:{own}")
+        server.add_insecure_port(grpc_target(own))
         self._server = server
         await server.start()
         os.chmod(own, 0o600)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import grpc
 
-from qnnbroker.protos import status
+from qnnbroker.protos import paths, status
 from qnnbroker.protos.errors import BrokerError, ProtocolError, SessionClosed
 from qnnbroker.v1 import control_pb2 as pb
 from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
@@ -76,7 +76,7 @@ class Control:
     ) -> None:
         limit = max_message_bytes or -1
         self._channel = grpc.insecure_channel(
-            f"unix:{grpc_path}",
+            paths.grpc_target(grpc_path),
             options=[
                 ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS),
                 ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),

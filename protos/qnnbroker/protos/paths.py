@@ -10,6 +10,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from urllib.parse import quote
 
 from .errors import InvalidRequest, NotAllowed
 
@@ -35,10 +36,10 @@ def runtime_dir() -> Path:
 
 
 def check_socket_path(directory: Path) -> None:
-    """Refuses a directory whose socket paths the kernel could not take.
+    """Refuses a directory whose socket paths the kernel or gRPC could not take.
 
     Raises:
-        InvalidRequest: the path is too long.
+        InvalidRequest: the path is too long, or has a comma.
     """
     length = len(os.fsencode(directory / _LONGEST_NAME))
     if length > MAX_SOCKET_PATH_BYTES:
@@ -46,6 +47,16 @@ def check_socket_path(directory: Path) -> None:
             f"the runtime directory {str(directory)!r} makes socket paths of {length} bytes; "
             f"the kernel takes {MAX_SOCKET_PATH_BYTES}. Set {RUNTIME_DIR_ENV} to a shorter one"
         )
+    if "," in str(directory):
+        raise InvalidRequest(
+            f"the runtime directory {str(directory)!r} has a comma in its path, at which gRPC "
+            "would cut it; choose one without"
+        )
+
+
+def grpc_target(socket_path: str | os.PathLike[str]) -> str:
+    """How gRPC is told of a Unix socket: as a URI, in which '%', '?' and '#' mean something."""
+    return "unix:" + quote(os.fsencode(socket_path))
 
 
 def check_private(directory: Path) -> None:
