@@ -133,6 +133,9 @@ uint64_t fake_check(struct fake_call *call);
 uint64_t fake_fault_apply(struct fake_call *call, const struct fake_fault *fault,
                           uint64_t generation);
 
+/* Ends the process by a signal. */
+void fake_crash(int number) __attribute__((noreturn));
+
 void fake_record_line(const char *name, const char *arguments, uint64_t code);
 void fake_record_error(const char *what, const char *format, ...) FAKE_PRINTF(2, 3);
 

@@ -122,7 +122,7 @@ static bool hang_is_over(uint64_t epoch) {
     return fake_hang_epoch() != epoch;
 }
 
-static void crash(int number) {
+void fake_crash(int number) {
     if (number == SIGABRT)
         abort();
     signal(number, SIG_DFL); /* not into somebody's handler: the process has to die of it */
@@ -154,7 +154,7 @@ uint64_t fake_fault_apply(struct fake_call *call, const struct fake_fault *fault
     }
     if (fault->crash) {
         note_fault(call, "crash");
-        crash(fault->crash);
+        fake_crash(fault->crash);
     }
     if (fault->code == 0)
         return FAKE_OK;

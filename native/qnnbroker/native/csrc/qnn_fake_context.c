@@ -203,7 +203,7 @@ static uint64_t chip_is_right(struct fake_call *call, const struct fake_binary *
     for (uint32_t i = 0; switches.shared_weights_crash && i < binary->graph_count; i++)
         if (binary->graphs[i].shared_weights) {
             fake_log(1, " <E> shared weights are not supported\n");
-            raise(SIGSEGV);
+            fake_crash(SIGSEGV);
         }
     return FAKE_OK;
 }
@@ -278,7 +278,7 @@ static uint64_t create(struct fake_call *call, struct fake_context *context,
     code = make(call, context, options);
     pthread_mutex_unlock(&fake_lock);
     if (crash)
-        raise(SIGSEGV);
+        fake_crash(SIGSEGV);
     if (code != FAKE_OK)
         return code;
     if (context->weights)
