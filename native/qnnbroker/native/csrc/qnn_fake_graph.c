@@ -33,7 +33,9 @@ static struct fake_graph *find_graph(struct fake_call *call, uint64_t handle, ui
         *code = FAKE_GRAPH_HANDLE;
     else if (graph->context->lost)
         *code = fake_lost_code(FAKE_GRAPH_HANDLE);
-    if (*code != FAKE_OK)
+    if (*code == FAKE_RESTARTED)
+        fake_why(call, "the subsystem restarted");
+    else if (*code != FAKE_OK)
         fake_why(call, "graph handle %llu is not of a live context", (unsigned long long)handle);
     return *code == FAKE_OK ? graph : NULL;
 }
