@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resident models: `qnnbroker ls`, `load`, `unload` and `describe`."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -137,16 +138,30 @@ def keep_alive_seconds(text: str) -> float:
     return seconds
 
 
+@contextlib.contextmanager
+def about_file(path: str) -> Iterator[None]:
+    """Lets an error of loading name the file: what the library says about its bytes does not."""
+    from qnnbroker.protos.errors import BrokerError, BrokerLost, BrokerUnavailable
+
+    try:
+        yield
+    except (BrokerLost, BrokerUnavailable):
+        raise
+    except BrokerError as error:
+        if repr(path) not in error.message:
+            error.message = f"{path!r}: {error.message}"
+        raise
+
+
 def follow_load(
     control: "Control", request: "control_pb2.LoadModelRequest", bar: "Progress"
 ) -> "control_pb2.LoadModelResponse":
     """Loads; the last report, which carries the model. Leaving early gives the load up."""
-    from contextlib import closing
-
     from qnnbroker.protos.errors import ProtocolError
 
     last = None
-    with closing(control.load_model(request, _LOAD_SECONDS)) as reports:
+    reports = control.load_model(request, _LOAD_SECONDS)
+    with about_file(request.path), contextlib.closing(reports):
         for last in reports:
             stage = _STAGES.get(last.stage, "loading")
             bar.update(stage, last.bytes_done, last.bytes_total or None)

@@ -93,6 +93,8 @@ class Option:
         try:
             if self.length:
                 value = [int(part) for part in text.split(",")]
+                if len(value) != self.length:
+                    raise ValueError
             elif self.kind is int and self.unit == "bytes":
                 match = _SIZE.fullmatch(text.strip())
                 value = int(match[1]) * _UNITS[match[2] or ""] if match else text

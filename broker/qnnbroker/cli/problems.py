@@ -83,6 +83,9 @@ def describe(error: BaseException) -> Problem:
         where = f"{os.fsdecode(error.filename)!r}: " if error.filename is not None else ""
         text = one_line(f"{where}{error.strerror or message}")
         return Problem(FAILED, type(error).__name__, "OS_ERROR", text)
+    if isinstance(error, UnicodeEncodeError):  # an argument of bytes that are no text
+        text = f"UTF-8 text wanted, found {error.object!r}"
+        return Problem(FAILED, "InvalidRequest", "INVALID_ARGUMENT", one_line(text))
     if isinstance(error, MemoryError):
         return Problem(FAILED, "MemoryError", "MEMORY", "not enough memory for this")
     name = type(error).__name__

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .invocation import Command, Invocation, invocation
-from .problems import WrongUsage
 
 if TYPE_CHECKING:
     from qnnbroker.client import Graph, Model, Session
@@ -129,14 +128,16 @@ def open_model(session: "Session", call: Invocation, model: str, bar: "Progress"
     from qnnbroker.client import InvalidRequest, LoadProgress, NotFound
     from qnnbroker.v1 import control_pb2
 
-    from .models import text_path
+    from .models import about_file, text_path
     from .operator import CALL_SECONDS, broker_control
 
     def follow(report: LoadProgress) -> None:
         bar.update(report.stage.name.lower(), report.bytes_done, report.bytes_total or None)
 
     if os.path.lexists(model) or os.sep in model:
-        return session.load(text_path(model), progress=follow)
+        path = text_path(model)
+        with about_file(path):
+            return session.load(path, progress=follow)
     with broker_control(call.directory()) as control:
         try:
             request = control_pb2.DescribeModelRequest(name=model)
@@ -145,9 +146,8 @@ def open_model(session: "Session", call: Invocation, model: str, bar: "Progress"
             raise NotFound(
                 f"there is no file {model!r} here, and {error.message}", reason=error.reason
             ) from error
-        except ValueError as error:  # bytes that are no text
-            raise WrongUsage(f"the model {model!r} is not UTF-8 text") from error
-    opened = session.load(resident.source_path, name=resident.name, progress=follow)
+    with about_file(resident.source_path):
+        opened = session.load(resident.source_path, name=resident.name, progress=follow)
     if opened.content_hash != resident.content_hash:
         raise InvalidRequest(
             f"the file {resident.source_path!r} of the resident model {model!r} has changed since "

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`qnnbroker ls`, `load`, `unload` and `describe`, over the fake library."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from tests.broker_process import BrokerProcess
+from tests.cli.driver import CommandLine
+from tests.fake_models import MakeModel, adder, mixed, quantised
+
+from qnnbroker.cli.models import keep_alive_seconds, show_quantization
+from qnnbroker.cli.problems import FAILED, WrongUsage
+from qnnbroker.client import connect
+
+
+def test_a_model_is_loaded_listed_described_and_given_back(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    path = make_model("adder", adder(), mixed())
+    loaded = cli("load", path, "--name", "ocr", "--keep-alive", "forever", "--json").document()
+    assert loaded["shared"] is False
+    assert loaded["model"]["name"] == "ocr"
+    assert loaded["model"]["source_path"] == str(path)
+    (row,) = cli("ls", "--json").document()["models"]
+    assert (row["names"], row["graph_names"]) == (["ocr"], ["add", "mixed"])
+    assert (row["size_bytes"], row["run_count"]) == (path.stat().st_size, 0)
+    assert row["idle_seconds"] < 0
+    heading, line = cli("ls").ok().splitlines()
+    assert heading.startswith("Name")
+    assert "never" in line
+    described = cli("describe", "ocr", "--json").document()
+    graph = {g["name"]: g for g in described["graphs"]}["mixed"]
+    assert [(t["name"], t["dtype"], t["shape"]) for t in graph["inputs"]] == [
+        ("x", "uint8", [3]),
+        ("h", "float16", [5]),
+        ("l", "int64", [2]),
+    ]
+    assert "graph mixed" in cli("describe", "ocr").ok()
+    by_hash = cli("describe", described["content_hash"][:8], "--json").document()
+    assert by_hash["name"] == "ocr"
+    assert cli("unload", "ocr").ok() == "ocr: unloaded\n"
+    assert cli("ls").ok() == "No models\n"
+    assert cli("unload", "ocr", "--json").error(FAILED)["reason"] == "MODEL_UNKNOWN"
+    assert "'ocr'" in cli("describe", "ocr").failed(FAILED)
+
+
+def test_loading_twice_shares_and_a_relative_path_is_ours_not_the_brokers(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel, tmp_path: Path
+) -> None:
+    make_model("m")
+    assert "loaded" in cli("load", "m.bin", cwd=tmp_path).ok()
+    assert "resident already" in cli("load", "./m.bin", cwd=tmp_path).ok()
+
+
+def test_the_keep_alive_ends_a_model_that_is_not_used(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    cli("load", make_model(), "--keep-alive", "0.2").ok()
+    broker.wait_counters(models=0, contexts=0)
+
+
+def test_a_model_that_a_client_holds_is_not_the_operators_to_unload(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    with connect(cli.runtime_dir) as session, session.load(make_model(), name="held"):
+        error = cli("unload", "held", "--json").error(FAILED)
+        assert error["type"] == "NotAllowed"
+        assert "session" in cli("unload", "held").failed(FAILED)
+
+
+def bad_files(folder: Path) -> dict[str, Path]:
+    """Paths that are no model, by what they are."""
+    files = {
+        "missing": folder / "none.bin",
+        "directory": folder / "directory",
+        "empty": folder / "empty.bin",
+        "random": folder / "random.bin",
+        "text": folder / "text.txt",
+        "fifo": folder / "fifo",
+        "device": Path("/dev/zero"),
+        "below a file": folder / "text.txt" / "x.bin",
+        "odd name": folder / "leer und übel \n.bin",
+        "long name": folder / ("x" * 300),
+    }
+    files["directory"].mkdir()
+    files["empty"].touch()
+    files["random"].write_bytes(bytes(range(7, 256)) * 40)
+    files["text"].write_text("not a model\n" * 100)
+    files["odd name"].write_bytes(b"\xff" * 100)
+    os.mkfifo(files["fifo"])
+    return files
+
+
+@pytest.mark.parametrize("command", ["load", "run", "inspect"])
+def test_every_bad_file_is_one_line_that_names_it(
+    cli: CommandLine, broker: BrokerProcess, tmp_path: Path, command: str
+) -> None:
+    for what, path in bad_files(tmp_path).items():
+        ended = cli(command, path)
+        message = ended.failed(FAILED)
+        assert path.name.split(" ")[0][:50] in message, what
+        assert ended.out == ""
+        assert cli(command, path, "--json").error(FAILED)["type"] in (
+            "NotFound",
+            "InvalidRequest",
+        )
+    broker.wait_counters(models=0, contexts=0, sessions=0)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_refused(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    path = make_model()
+    path.chmod(0)
+    for command in ("load", "run", "inspect"):
+        assert cli(command, path, "--json").error(FAILED)["reason"] == "FILE_UNREADABLE"
+
+
+def test_paths_with_spaces_and_other_scripts_work(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel, tmp_path: Path
+) -> None:
+    path = make_model("ein Modell für 模型 %41 'x'")
+    assert "loaded" in cli("load", path).ok()
+    assert cli("run", path, "--input", "*=zeros", "--json").document()["model"]["path"] == str(path)
+    assert cli("inspect", path, "--json").document()["file"]["path"] == str(path)
+
+
+def test_a_truncated_binary_is_refused(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    path = make_model()
+    path.write_bytes(path.read_bytes()[:-1000])
+    for command in ("load", "run", "inspect"):
+        assert cli(command, path, "--json").error(FAILED)["reason"] == "BAD_FILE"
+
+
+def test_many_loads_at_a_time_end_with_one_context(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    path = make_model("big", create_us=300_000)
+    codes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda i=i: codes.append(cli("load", path, "--name", f"m{i}").code))
+        for i in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0, 0, 0]
+    (row,) = cli("ls", "--json").document()["models"]
+    assert row["names"] == ["m0", "m1", "m2"]
+
+
+def test_quantisation_is_shown(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    cli("load", make_model("q", quantised())).ok()
+    assert "(stored - 10) * 0.5" in cli("describe", "q").ok()
+    assert show_quantization(None) == ""
+    several = {"scales": [1.0, 2.0], "offsets": [0, 0], "axis": 1, "encoding": 1}
+    assert show_quantization(several) == "2 scales along axis 1"
+    assert show_quantization({**several, "scales": [], "encoding": 9}) == "encoding 9"
+
+
+def test_keep_alive_texts_become_seconds() -> None:
+    assert [keep_alive_seconds(t) for t in ("forever", "0", "1.5", "1e3")] == [-1, 0, 1.5, 1000]
+    for text in ("", "-1", "inf", "nan", "long"):
+        with pytest.raises(WrongUsage, match="--keep-alive wants"):
+            keep_alive_seconds(text)
