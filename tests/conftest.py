@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share: a deadline, private runtime directories, real brokers, leak checks."""
+
+import gc
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.broker_process import BrokerProcess, all_stopped, spawn_broker
+from tests.fake_models import MakeModel, model_maker
+from tests.waiting import SLOW_TEST_SECONDS, TEST_SECONDS, deadline
+
+from qnnbroker.native.counters import live_counts
+
+StartBroker = Callable[..., BrokerProcess]
+
+_dump_to = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # While output is not captured: where a stuck test's stacks go.
+    config.stash[_dump_to] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.close(config.stash[_dump_to])
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A failure never hangs."""
+    seconds = SLOW_TEST_SECONDS if item.get_closest_marker("slow") else TEST_SECONDS
+    with deadline(seconds, item.name, item.config.stash[_dump_to]):
+        return (yield)
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """Private, and short enough for socket paths, which `tmp_path` is not always."""
+    with tempfile.TemporaryDirectory(prefix="qb") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def start_broker(runtime_dir: Path, tmp_path: Path) -> Iterator[StartBroker]:
+    """Starts brokers, on `runtime_dir` unless told otherwise; see `spawn_broker`."""
+    started: list[BrokerProcess] = []
+
+    def start(directory: Path = runtime_dir, **options: object) -> BrokerProcess:
+        started.append(spawn_broker(directory, tmp_path, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    with all_stopped(started):
+        yield start
+
+
+@pytest.fixture
+def broker(start_broker: StartBroker) -> BrokerProcess:
+    """A broker of this test alone."""
+    return start_broker()
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> MakeModel:
+    """Writes context binaries for the fake."""
+    return model_maker(tmp_path)
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """This process has no more fds, mappings of shared memory and native objects than before."""
+    gc.collect()
+    before = _held()
+    yield
+    gc.collect()
+    assert _held() == before
+
+
+def _held() -> tuple[list[str], int, dict[str, int]]:
+    with open("/proc/self/maps") as f:
+        mappings = sum("/memfd:" in line for line in f)
+    fds = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            fds.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:  # that of the listing itself
+            continue
+    # A QNN library is loaded once and never unloaded.
+    counts = {k: v for k, v in live_counts().items() if k != "libraries"}
+    return sorted(fds), mappings, counts
