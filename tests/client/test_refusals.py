@@ -42,7 +42,7 @@ def test_a_refused_hello_raises_what_the_broker_said(
 
         broker = threading.Thread(target=refuse)
         broker.start()
-        connection = open_connection(directory, deadline=0.0, wait=False)
+        connection = open_connection(directory, deadline=0.0)
         try:
             with pytest.raises(type(error)) as caught:
                 connection.hello("test", timeout=30)

@@ -34,7 +34,11 @@ from qnnbroker.protos.errors import (
 from qnnbroker.v1 import attach_pb2, types_pb2
 
 #: Pause between tries while the broker is not there or its queue of connections is full.
-_RETRY_SECONDS = 0.02
+RETRY_SECONDS = 0.02
+
+#: Keeps what is open out of the garbage, where a socket may be finalised (and complain) before the
+#: session that would have closed it.
+_open: "set[AttachConnection]" = set()
 
 _Message = TypeVar("_Message", bound=Message)
 
@@ -77,6 +81,7 @@ class AttachConnection:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._closing = False
+        _open.add(self)
 
     def hello(self, client_name: str, timeout: float) -> Hello:
         """The handshake; the first request of a connection.
@@ -243,6 +248,7 @@ class AttachConnection:
         self._end()
         with self._lock:
             self._sock.close()
+        _open.discard(self)
 
     def _end(self) -> None:
         with contextlib.suppress(OSError):
@@ -252,9 +258,10 @@ class AttachConnection:
         """Closes this process' fd and nothing else: the parent keeps the connection."""
         with contextlib.suppress(OSError):
             os.close(self._sock.detach())
+        _open.discard(self)
 
 
-def open_connection(directory: Path | None, deadline: float, wait: bool) -> AttachConnection:
+def open_connection(directory: Path | None, deadline: float) -> AttachConnection:
     """Connects to the broker of `directory` (None: the default one); no handshake yet.
 
     Raises:
@@ -265,13 +272,7 @@ def open_connection(directory: Path | None, deadline: float, wait: bool) -> Atta
     directory = paths.runtime_dir() if directory is None else directory.absolute()
     paths.check_socket_path(directory)
     path = directory / paths.ATTACH_SOCKET
-    while True:
-        try:
-            return AttachConnection(_connect(directory, path, deadline), path)
-        except BrokerUnavailable:
-            if not wait or time.monotonic() >= deadline:
-                raise
-        time.sleep(_RETRY_SECONDS)
+    return AttachConnection(_connect(directory, path, deadline), path)
 
 
 def _connect(directory: Path, path: Path, deadline: float) -> socket.socket:
@@ -286,7 +287,7 @@ def _connect(directory: Path, path: Path, deadline: float) -> socket.socket:
             except BlockingIOError:  # the queue of connections is full
                 if time.monotonic() >= deadline:
                     raise
-            time.sleep(_RETRY_SECONDS)
+            time.sleep(RETRY_SECONDS)
         _, uid, _ = fds.peer_credentials(sock.fileno())
         if uid not in (0, os.getuid()):
             raise NotAllowed(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binding: a graph together with the buffer spans of all its tensors, checked once, run often."""
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
-from qnnbroker.protos.errors import InvalidRequest, LeaseRevoked
+from qnnbroker.protos.errors import BrokerError, InvalidRequest, LeaseRevoked
 from qnnbroker.protos.tensors import TensorSpec
 from qnnbroker.v1 import control_pb2, types_pb2
 
@@ -168,6 +169,14 @@ class Spans:
             self.own = graph.session.alloc(max(total, 1))
             for is_input, spec, offset in free:
                 self._add(is_input, spec, self.own, offset)
+
+    def clear(self) -> None:
+        """Gives up: no view stays, not even in a traceback, nor the own buffer."""
+        self.inputs.clear()
+        self.outputs.clear()
+        if self.own is not None:
+            with contextlib.suppress(BrokerError):
+                self.own.drop()
 
     def _given(self, spec: TensorSpec, place: Place) -> tuple[Buffer, int]:
         buffer, offset = (place, 0) if isinstance(place, Buffer) else place

@@ -133,9 +133,7 @@ class Graph:
         try:
             binding = Binding(self, self.session.create_binding(spans.request), spans)
         except BaseException:
-            if spans.own is not None:
-                with contextlib.suppress(BrokerError):
-                    spans.own.drop()
+            spans.clear()
             raise
         with self._lock:
             self._open.add(binding)

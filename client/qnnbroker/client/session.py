@@ -19,13 +19,14 @@ from qnnbroker.protos import attach as frames
 from qnnbroker.protos.errors import (
     BrokerError,
     BrokerLost,
+    BrokerUnavailable,
     InvalidRequest,
     ProtocolError,
     SessionClosed,
 )
 from qnnbroker.v1 import attach_pb2, control_pb2
 
-from .attach import AttachConnection, Hello, Limits, open_connection, parse
+from .attach import RETRY_SECONDS, AttachConnection, Hello, Limits, open_connection, parse
 from .buffers import Buffer
 from .control import Control, LoadProgress, LoadStage, Timing
 from .models import Model
@@ -50,22 +51,32 @@ def connect(
             `$XDG_RUNTIME_DIR/qnnbroker`, else a folder of this user under the temporary directory.
         timeout: seconds for the whole of it.
         name: shown to people in the broker's status; the program's name by default.
-        wait: True keeps trying until `timeout` while no broker is there.
+        wait: True keeps trying until `timeout` while no broker is there, or it is on its way out.
 
     Raises:
-        BrokerUnavailable: nobody listens there (NO_SOCKET), or the broker starts or stops.
+        BrokerUnavailable: nobody listens there (NO_SOCKET), or the broker stops (STOPPING).
+        BrokerLost: the broker ended during the handshake.
         VersionMismatch: the broker is too old or too new.
         NotAllowed: the directory or the broker is another user's, or it does not serve us.
         LimitExceeded: too many sessions.
         DeadlineExpired: it listens but does not answer.
     """
     deadline = time.monotonic() + timeout
-    attach = open_connection(None if runtime_dir is None else Path(runtime_dir), deadline, wait)
+    directory = None if runtime_dir is None else Path(runtime_dir)
+    client_name = Path(sys.argv[0] or "python").name if name is None else name
+    while True:
+        try:
+            return _attach(directory, client_name, deadline)
+        except (BrokerUnavailable, BrokerLost):
+            if not wait or time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_SECONDS)
+
+
+def _attach(directory: Path | None, client_name: str, deadline: float) -> "Session":
+    attach = open_connection(directory, deadline)
     try:
-        hello = attach.hello(
-            Path(sys.argv[0] or "python").name if name is None else name,
-            max(0.0, deadline - time.monotonic()),
-        )
+        hello = attach.hello(client_name, max(0.0, deadline - time.monotonic()))
         return Session(attach, hello)
     except BaseException:
         attach.close()
@@ -156,7 +167,8 @@ class Session:
         Args:
             path: opened by the broker, so it must be able to.
             name: for people and for `Infer`; the file's stem by default.
-            progress: called in this thread; when it raises, the load is given up.
+            progress: called in this thread; when it raises, the load is given up. Should the model
+                become ready at that very moment, it goes with the session.
             timeout: seconds.
 
         Raises:

@@ -2,11 +2,7 @@
 from types import TracebackType
 from typing import Self
 
-MAX_REGION_BYTES: int
-
 def span_ok(total: int, offset: int, length: int) -> bool: ...
-
-class Mapping: ...
 
 class Region:
     @classmethod
