@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line as a whole: help, exit codes, one-line errors, standard streams and signals."""
 
+import contextlib
 import importlib
 import os
 import shlex
@@ -248,14 +249,18 @@ def on_terminal(arguments: list[str], environment: dict[str, str], cwd: Path) ->
         [*PROGRAM, *arguments], stdin=other, stdout=other, stderr=other, env=environment, cwd=cwd
     )
     os.close(other)
-    data = b""
-    try:
-        while chunk := os.read(main, 65536):
-            data += chunk
-    except OSError:  # the end of a terminal
-        pass
-    os.close(main)
+    data = read_terminal(main)
     assert process.wait() == 0, data
+    return data
+
+
+def read_terminal(fd: int) -> bytes:
+    """What comes out of a terminal until nobody has it open; closes it."""
+    data = b""
+    with contextlib.suppress(OSError):  # how a terminal ends
+        while chunk := os.read(fd, 65536):
+            data += chunk
+    os.close(fd)
     return data
 
 
@@ -268,6 +273,30 @@ def test_ctrl_c_is_code_130_and_one_line(
     assert interrupt(process).failed(130) == "interrupted"
     assert not (cli.home / "out.npz").exists()
     broker.wait_counters(sessions=0)
+    broker.kill()  # it would wait for the execute
+
+
+def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    slow = make_model("slow", adder(execute_us=60_000_000))
+    main, other = os.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, "run", slow, "--input", "*=zeros"],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        env=cli.environment(TERM="xterm-256color"),
+    )
+    os.close(other)
+    broker.wait_counters(in_flight=1)
+    process.send_signal(signal.SIGINT)
+    data = read_terminal(main)
+    assert process.wait() == 130
+    assert b"loading" in data
+    hidden, shown = data.rfind(b"\x1b[?25l"), data.rfind(b"\x1b[?25h")
+    assert 0 <= hidden < shown
+    assert data.rstrip().endswith(b"qnnbroker: interrupted")
     broker.kill()  # it would wait for the execute
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`qnnbroker serve` becomes the broker; `qnnbroker stop` waits until it is gone."""
 
-import os
 import shutil
 import socket
 from pathlib import Path
@@ -12,7 +11,7 @@ from tests.cli.driver import CommandLine, Serve, finish, interrupt
 from tests.fake_models import MakeModel, adder
 from tests.waiting import wait_until
 
-from qnnbroker.cli.problems import FAILED, USAGE
+from qnnbroker.cli.problems import FAILED, NO_BROKER, USAGE
 from qnnbroker.native.fake import fake_qnn_dir
 from qnnbroker.protos.paths import ATTACH_SOCKET
 
@@ -167,17 +166,15 @@ def test_a_library_directory_of_ones_own_is_used(cli: CommandLine, serve: Serve)
 
 
 def test_a_broker_that_is_starting_is_not_called_missing(cli: CommandLine) -> None:
-    process = cli.start(
-        "serve", "--backend", "fake", env={"QNNBROKER_FAKE": "delay=backendCreate:3000"}
-    )
+    switch = "delay=backendCreate:1:60000000"
+    process = cli.start("serve", "--backend", "fake", env={"QNNBROKER_FAKE": switch})
     lock = cli.runtime_dir / "broker.lock"
     wait_until(lambda: lock.exists() and lock.read_text() == f"{process.pid}\n", "it has the lock")
-    if not (cli.runtime_dir / "grpc.sock").exists():
-        error = cli("ls", "--json")
-        if error.code:  # it may just have become ready
-            assert error.error(3)["reason"] in ("STARTING", "NO_SOCKET")
-    process.terminate()
+    error = cli("ls", "--json").error(NO_BROKER)
+    process.kill()
     finish(process)
+    assert (error["reason"], error["ids"]) == ("STARTING", {"pid": str(process.pid)})
+    assert cli("ls", "--json").error(NO_BROKER)["reason"] == "NO_SOCKET"
 
 
 def test_the_current_directory_cannot_stand_in_for_a_package(
@@ -189,4 +186,3 @@ def test_the_current_directory_cannot_stand_in_for_a_package(
         (place / name).write_text("raise SystemExit('trapped')\n")
     serve(cwd=place)
     cli("stop", cwd=place).ok()
-    assert os.listdir(place) != []

@@ -62,7 +62,7 @@ def compile_command(
     made from and with. A model of which any operator would have to run on the CPU is refused, and
     the operators are named. On failure, and on Ctrl-C, nothing is left behind.
     """
-    from qnnbroker.protos.errors import Unsupported
+    from qnnbroker.protos.errors import InvalidRequest, Unsupported
 
     from .compiling import compile_model, default_output
     from .manifest import make_manifest, write_manifest
@@ -70,6 +70,8 @@ def compile_command(
 
     call = invocation()
     source = Path(model)
+    if source.is_dir():
+        raise InvalidRequest(f"an ONNX file wanted, {model!r} is a directory", reason="BAD_FILE")
     target = default_output(source) if output is None else Path(output)
     with progress(f"compiling {source.name}", silent=call.json) as bar:
         try:

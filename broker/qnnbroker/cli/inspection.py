@@ -193,18 +193,7 @@ def describe_binary(file: ModelFile, qnn_lib_dir: str) -> dict[str, Any]:
     }
     name = str(file.path)
     try:
-        child = subprocess.run(
-            # -P: a file of the current directory must not stand in for a package.
-            [sys.executable, "-P", "-m", "qnnbroker.cli.inspect_child", json.dumps(job)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(file.fd,),
-            # Ctrl-C is for this process, which ends the child.
-            start_new_session=True,
-            timeout=PARSE_SECONDS,
-            check=False,
-        )
+        code, output = run_child(json.dumps(job), file.fd)
     except subprocess.TimeoutExpired as error:
         raise DeadlineExpired(
             f"parsing the context binary in {name!r} took more than {PARSE_SECONDS:g} seconds "
@@ -212,9 +201,8 @@ def describe_binary(file: ModelFile, qnn_lib_dir: str) -> dict[str, Any]:
             reason="RUNNING",
         ) from error
     try:
-        answer = json.loads(child.stdout)
+        answer = json.loads(output)
     except ValueError:
-        code = child.returncode
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         raise Failure(
             f"the process that parsed the context binary in {name!r} {how}: "
@@ -234,6 +222,30 @@ def describe_binary(file: ModelFile, qnn_lib_dir: str) -> dict[str, Any]:
         )
     found: dict[str, Any] = answer["binary"]
     return found
+
+
+def run_child(job: str, fd: int) -> tuple[int, bytes]:
+    """Exit code and answer of the parser. It is gone when this returns or raises.
+
+    Raises:
+        subprocess.TimeoutExpired: it took more than PARSE_SECONDS.
+    """
+    with subprocess.Popen(
+        # -P: a file of the current directory must not stand in for a package.
+        [sys.executable, "-P", "-m", "qnnbroker.cli.inspect_child", job],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(fd,),
+        # Ctrl-C is for this process, which ends the child.
+        start_new_session=True,
+    ) as child:
+        try:
+            output, _ = child.communicate(timeout=PARSE_SECONDS)
+        finally:
+            child.kill()
+            child.wait()  # `with` would not, after a Ctrl-C
+    return child.returncode, output
 
 
 def describe_wrapper(wrapper: Wrapper) -> dict[str, Any]:

@@ -38,8 +38,12 @@ def lock_holder(directory: Path) -> int | None:
             rows = [row.split() for row in table]
     except OSError:
         return None
-    inode = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    device = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}"
     for row in rows:
-        if "->" not in row and "FLOCK" in row and inode in row:
-            return int(text) if text.isdigit() else 0
+        # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF"; one that waits has "->" before.
+        if len(row) >= 6 and row[1] == "FLOCK":
+            place, _, inode = row[5].rpartition(":")
+            # Some file systems show another device number here than to stat(2).
+            if inode == str(info.st_ino) and (place == device or row[4] == text):
+                return int(text) if text.isdigit() else 0
     return None
