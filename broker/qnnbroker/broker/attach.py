@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from qnnbroker.native.executor import BAND_NORMAL
 from qnnbroker.native.fds import (
     FrameTruncated,
     peer_credentials,
@@ -26,6 +27,7 @@ from qnnbroker.native.fds import (
 )
 from qnnbroker.protos.attach import (
     ABI_VERSION,
+    CAPABILITY_RING,
     FLAG_ANSWER,
     FLAG_ERROR,
     MAX_FRAME_BYTES,
@@ -56,6 +58,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 128
 #: How long a client may leave its answers unread before it is given up.
 SEND_TIMEOUT_SECONDS = 10.0
+#: The largest share of device time that a session may ask for.
+MAX_WEIGHT = 100
 
 
 def bind_listener(path: Path) -> socket.socket:
@@ -186,10 +190,24 @@ class AttachServer:
             raise ProtocolError(f"the first frame must be HELLO (1), found kind {frame.kind}")
         hello = parse(attach_pb2.HelloRequest, frame)
         check_versions(hello)
-        session = self._sessions.open(peer, hello.client_name)
+        wants_ring = bool(hello.capabilities & CAPABILITY_RING)
+        if hello.band > 3 or hello.weight > MAX_WEIGHT:
+            raise ProtocolError(
+                f"a band of 0 to 3 and a weight of 0 to {MAX_WEIGHT} wanted, "
+                f"found {hello.band} and {hello.weight}"
+            )
+        session = self._sessions.open(
+            peer,
+            hello.client_name,
+            weight=hello.weight or 1,
+            band=hello.band - 1 if hello.band else BAND_NORMAL,
+            ring=wants_ring,
+        )
+        ring = session.executor_session.ring
         answer = attach_pb2.HelloResponse(
             protocol=min(hello.protocol_max, PROTOCOL_MAX),
             abi_version=ABI_VERSION,
+            capabilities=CAPABILITY_RING if ring else 0,
             session_id=session.session_id,
             session_token=session.token,
             grpc_path=str(self._grpc_path),
@@ -198,7 +216,12 @@ class AttachServer:
             broker_pid=os.getpid(),
         )
         try:
-            await connection.send(frame, answer.SerializeToString())
+            await connection.send(
+                frame, answer.SerializeToString(), fds=ring.client_fds() if ring else None
+            )
+            if ring is not None:
+                ring.drop_client_end()
+                self._sessions.watch_ring(session, connection.fail)
         except BaseException:
             self._sessions.close(session, "the greeting could not be answered")
             raise
@@ -264,6 +287,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self.peer = Peer(*peer_credentials(connection.fileno()))
         self.peer_died = False
+        self._failure: BrokerError | None = None
         self._pidfd = -1
         self._waiting: asyncio.Future[None] | None = None
         try:
@@ -274,6 +298,12 @@ class Connection:
             log.warning("no pidfd for pid %d: %s", self.peer.pid, error)
         else:
             self._loop.add_reader(self._pidfd, self._on_death)
+
+    def fail(self, error: BrokerError) -> None:
+        """Makes `receive` raise `error` as soon as it is awaited, or now."""
+        self._failure = error
+        if self._waiting is not None:
+            _wake(self._waiting)
 
     def _on_death(self) -> None:
         self.peer_died = True
@@ -295,6 +325,8 @@ class Connection:
             OSError: the connection broke.
         """
         while not self.peer_died:
+            if self._failure is not None:
+                raise self._failure
             try:
                 data, fds = recv_frame(self._socket.fileno(), MAX_FRAME_BYTES, MAX_FRAME_FDS)
             except BlockingIOError:

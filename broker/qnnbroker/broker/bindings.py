@@ -8,11 +8,12 @@ past `check_regions` is executed as it is.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from qnnbroker.native.executor import ExecutorBinding, ExecutorSession
+from qnnbroker.native.executor import BAND_NORMAL, ExecutorSession
 from qnnbroker.protos.errors import InvalidRequest, LimitExceeded
 from qnnbroker.protos.tensors import TensorSpec
 
-from .backends.base import ClosableRunnable, Span
+from .backends.base import Span
+from .bound import BoundGraph
 from .buffers import BufferTable, SharedBuffer
 from .config import BrokerConfig
 from .executor import LoopExecutor
@@ -139,9 +140,11 @@ class Binding:
     """A graph of a resident context over regions of its session's buffers."""
 
     binding_id: int
-    graph: GraphView
-    runnable: ClosableRunnable
-    native: ExecutorBinding
+    bound: BoundGraph
+
+    @property
+    def graph(self) -> GraphView:
+        return self.bound.graph
 
 
 class BindingTable:
@@ -164,6 +167,7 @@ class BindingTable:
         inputs: Iterable[tuple[str, RegionRef]],
         outputs: Iterable[tuple[str, RegionRef]],
         buffers: BufferTable,
+        band: int = BAND_NORMAL,
     ) -> Binding:
         """Checks everything, then builds the native tensor arrays once.
 
@@ -178,14 +182,24 @@ class BindingTable:
         ins = check_regions("input", graph.inputs, inputs, buffers)
         outs = check_regions("output", graph.outputs, outputs, buffers)
         check_overlap(ins, outs)
-        runnable = graph.bind([r.span for r in ins], [r.span for r in outs])
+        bound = BoundGraph(
+            self._executor,
+            self._session,
+            graph,
+            [r.span for r in ins],
+            [r.span for r in outs],
+            band=band,
+        )
+
+        def make(id: int) -> Binding:
+            bound.native.publish(id)
+            return Binding(id, bound)
+
         try:
-            native = self._session.bind(runnable)
+            return self._ids.add(make)
         except BaseException:
-            runnable.close()
+            bound.release()
             raise
-        graph.context.binding_count += 1
-        return self._ids.add(lambda id: Binding(id, graph, runnable, native))
 
     def get(self, binding_id: int) -> Binding:
         """The binding; NotFound or LeaseRevoked otherwise."""
@@ -193,19 +207,10 @@ class BindingTable:
 
     def release(self, binding_id: int) -> None:
         """Refuses further executes; the native part goes when what runs has ended."""
-        binding = self._ids.remove(binding_id)
+        self._ids.remove(binding_id).bound.release()
 
-        def idle() -> None:
-            binding.native.drop_runnable()
-            binding.runnable.close()
-            binding.graph.context.binding_count -= 1
-            binding.graph.context.touch()
-
-        self._executor.release(binding.native, idle)
-
-    def graphs(self) -> Iterator[GraphView]:
-        """The graph of each binding."""
-        return (b.graph for b in self._ids)
+    def __iter__(self) -> Iterator[Binding]:
+        return iter(self._ids)
 
     def close(self) -> None:
         """Releases all. Idempotent."""

@@ -44,7 +44,6 @@ class Context:
     leases: int = 0
     binding_count: int = 0
     load_seconds: float = 0.0
-    last_used: float = 0.0
 
     def acquire(self, name: str) -> None:
         """Takes a lease; the name is what the holder calls it."""
@@ -63,9 +62,11 @@ class Context:
         """Something let go: frees the context when nothing needs it any more."""
         self.store.free_if_unused(self)
 
-    def used(self) -> None:
-        """An execute ended."""
-        self.last_used = time.monotonic()
+    def idle_seconds(self) -> float:
+        """Since the last execute of any of its graphs ended; -1 when there was none."""
+        graphs = self.native.graphs.values() if self.native else ()
+        last = max((g.statistics()["last_end_ns"] for g in graphs), default=0)
+        return (time.monotonic_ns() - last) / 1e9 if last else -1.0
 
     def run_count(self) -> int:
         """Executes of all its graphs so far."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from qnnbroker.protos.errors import BrokerError, NotAllowed
+from qnnbroker.protos.errors import BrokerError, InvalidRequest, NotAllowed
 from qnnbroker.protos.status import (
     ERROR_METADATA_KEY,
     SESSION_METADATA_KEY,
@@ -161,7 +161,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         session = self._own_session(context, "CreateBinding")
         graph = self._service.models.graph(request.graph_id, session.session_id)
         binding = session.bindings.create(
-            graph, regions(request.inputs), regions(request.outputs), session.buffers
+            graph,
+            regions(request.inputs),
+            regions(request.outputs),
+            session.buffers,
+            session.band if request.band == pb.BAND_UNSPECIFIED else band_of(request.band),
         )
         return pb.CreateBindingResponse(binding_id=binding.binding_id)
 
@@ -195,6 +199,12 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return self._service.statistics()
 
     @unary
+    async def ParkBindings(
+        self, request: pb.ParkBindingsRequest, context: Context
+    ) -> pb.ParkBindingsResponse:
+        return pb.ParkBindingsResponse(parked_count=self._service.park(request.model))
+
+    @unary
     async def StopServer(
         self, request: pb.StopServerRequest, context: Context
     ) -> pb.StopServerResponse:
@@ -208,6 +218,17 @@ def regions(given: Iterable[pb.TensorRegion]) -> list[tuple[str, RegionRef]]:
         (r.tensor, RegionRef(r.region.buffer_id, r.region.offset_bytes, r.region.size_bytes))
         for r in given
     ]
+
+
+def band_of(number: int) -> int:
+    """The executor's number of a band.
+
+    Raises:
+        InvalidRequest: no such band.
+    """
+    if not pb.BAND_LOW <= number <= pb.BAND_HIGH:
+        raise InvalidRequest(f"a band of 1 (low) to 3 (high) wanted, found {number}")
+    return number - pb.BAND_LOW
 
 
 def deadline(context: Context) -> float | None:

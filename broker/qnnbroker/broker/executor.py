@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from qnnbroker.native.executor import Executor, ExecutorBinding, ExecutorSession
 from qnnbroker.native.qnn_error import name_of
@@ -23,6 +24,16 @@ class Timing:
     execute_ns: int
 
 
+class Bound(Protocol):
+    """Who owns a binding's runnable."""
+
+    def on_idle(self) -> None:
+        """Nothing uses the runnable: the binding is parked, or released and gone."""
+
+    def on_wanted(self) -> None:
+        """A submission waits for the parked binding."""
+
+
 class LoopExecutor:
     """Owns the native executor and resolves futures from its events.
 
@@ -33,12 +44,23 @@ class LoopExecutor:
         self,
         workers: tuple[int, int, int] = (1, 1, 1),
         priorities: tuple[int, int, int] = (0, 100, 200),
+        *,
+        spin_ns: int = 10_000,
+        ageing_ns: int = 1_000_000_000,
+        ageing_slice_ns: int = 40_000_000,
     ) -> None:
-        self._native = Executor(workers, priorities)
+        self._native = Executor(
+            workers,
+            priorities,
+            spin_ns=spin_ns,
+            ageing_ns=ageing_ns,
+            ageing_slice_ns=ageing_slice_ns,
+        )
         self._loop = asyncio.get_running_loop()
         self._tickets = itertools.count(1)
         self._futures: dict[int, asyncio.Future[Timing]] = {}
-        self._idle: dict[ExecutorBinding, Callable[[], None]] = {}
+        self._bound: dict[ExecutorBinding, Bound] = {}
+        self._broken: dict[ExecutorSession, Callable[[], None]] = {}
         self._session_idle: dict[ExecutorSession, Callable[[], None]] = {}
         self._next: asyncio.Future[None] | None = None
         self._native.start()
@@ -52,8 +74,8 @@ class LoopExecutor:
 
     @property
     def held(self) -> int:
-        """Bindings and sessions released or closed whose end was not told yet."""
-        return len(self._idle) + len(self._session_idle)
+        """Released bindings and closed sessions whose end was not told yet."""
+        return sum(b.released for b in self._bound) + len(self._session_idle)
 
     async def wait_event(self) -> None:
         """Until the next events were handled."""
@@ -61,9 +83,9 @@ class LoopExecutor:
             self._next = self._loop.create_future()
         await asyncio.shield(self._next)
 
-    def session(self, session_id: int, *, max_in_flight: int) -> ExecutorSession:
+    def session(self, session_id: int, *, max_in_flight: int, weight: int = 1) -> ExecutorSession:
         """A native session for one client."""
-        return self._native.session(session_id, max_in_flight=max_in_flight)
+        return self._native.session(session_id, max_in_flight=max_in_flight, weight=weight)
 
     async def run(self, binding: ExecutorBinding, *, deadline_ns: int = 0) -> Timing:
         """Executes `binding` once.
@@ -87,14 +109,18 @@ class LoopExecutor:
             binding.session.cancel(ticket)
             raise
 
-    def release(self, binding: ExecutorBinding, when_idle: Callable[[], None]) -> None:
-        """Releases `binding`; `when_idle` runs on the loop once nothing uses its runnable."""
-        self._idle[binding] = when_idle
-        binding.release()
+    def watch(self, binding: ExecutorBinding, bound: Bound) -> None:
+        """Tells `bound` what happens to `binding` until it is released and idle."""
+        self._bound[binding] = bound
+
+    def watch_ring(self, session: ExecutorSession, when_broken: Callable[[], None]) -> None:
+        """Runs `when_broken` on the loop when the session's ring makes no sense."""
+        self._broken[session] = when_broken
 
     def close_session(self, session: ExecutorSession, when_idle: Callable[[], None]) -> None:
         """Closes `session`; `when_idle` runs once its bindings are gone and nothing runs."""
         self._session_idle[session] = when_idle
+        self._broken.pop(session, None)
         session.close()
 
     async def stop(self) -> None:
@@ -121,11 +147,17 @@ class LoopExecutor:
                 else:
                     future.set_result(Timing(queue_ns, execute_ns))
             elif event[0] == "binding_idle":
-                call(self._idle.pop(event[1], None))
+                bound = self._bound.get(event[1])
+                if event[1].released:
+                    self._bound.pop(event[1], None)
+                call(bound.on_idle if bound else None)
+            elif event[0] == "binding_wanted":
+                bound = self._bound.get(event[1])
+                call(bound.on_wanted if bound else None)
             elif event[0] == "session_idle":
                 call(self._session_idle.pop(event[1], None))
-            else:  # nothing parks a binding yet; refusing is better than waiting for ever
-                event[1].fail_waiting(4)
+            else:
+                call(self._broken.pop(event[1], None))
         if self._next is not None and not self._next.done():
             self._next.set_result(None)
         self._next = None

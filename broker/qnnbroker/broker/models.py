@@ -7,7 +7,6 @@ keep-alive after the last use.
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,10 +276,6 @@ class ModelTable:
         """Unloads everything."""
         for model in list(self._models):
             self.unload(model)
-
-    def idle_seconds(self, context: Context) -> float:
-        """Since the last execute of the context ended; -1 when there was none."""
-        return time.monotonic() - context.last_used if context.last_used else -1.0
 
 
 async def open_off_loop(source: Path) -> tuple[Wrapper | None, ModelFile]:

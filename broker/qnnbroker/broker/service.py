@@ -7,19 +7,20 @@ import os
 import time
 from collections.abc import Callable
 
-from qnnbroker.native.executor import ExecutorSession
+from qnnbroker.native.executor import BAND_NORMAL, ExecutorSession
 from qnnbroker.protos.attach import ABI_VERSION, PROTOCOL_MAX, PROTOCOL_MIN
 from qnnbroker.protos.errors import BrokerUnavailable, InvalidRequest, NotAllowed
 from qnnbroker.v1 import control_pb2 as pb
 
 from .backends.base import Backend
+from .bound import BoundGraph
 from .config import BrokerConfig
 from .contexts import ContextStore, StageProgress
 from .executor import LoopExecutor
 from .inline import check_inputs, output_buffers, output_tensors
 from .models import Model, ModelTable
 from .sessions import Session, SessionTable
-from .statistics import counters, graph_statistics
+from .statistics import counters, graph_statistics, quantiles
 
 log = logging.getLogger(__name__)
 
@@ -142,12 +143,11 @@ class BrokerService:
         binding = session.bindings.get(binding_id)
         try:
             timing = await self.executor.run(
-                binding.native, deadline_ns=monotonic_deadline(seconds_left)
+                binding.bound.native, deadline_ns=monotonic_deadline(seconds_left)
             )
         except Exception:
             self.execute_errors += 1
             raise
-        binding.graph.context.used()
         return pb.Timing(queue_ns=timing.queue_ns, execute_ns=timing.execute_ns, copied_bytes=0)
 
     async def infer(
@@ -159,28 +159,23 @@ class BrokerService:
         graph = model.graph(request.graph)
         inputs = check_inputs(graph, request.inputs)
         outputs = output_buffers(graph)
-        runnable = graph.bind(inputs, [(buffer, 0, len(buffer)) for buffer in outputs])
+        bound = BoundGraph(
+            self.executor,
+            session.executor_session if session else self._inline(),
+            graph,
+            inputs,
+            [(buffer, 0, len(buffer)) for buffer in outputs],
+            band=BAND_NORMAL,
+        )
         try:
-            native = (session.executor_session if session else self._inline()).bind(runnable)
-        except BaseException:
-            runnable.close()
-            raise
-        graph.context.binding_count += 1
-
-        def idle() -> None:
-            native.drop_runnable()
-            runnable.close()
-            graph.context.binding_count -= 1
-            graph.context.touch()
-
-        try:
-            timing = await self.executor.run(native, deadline_ns=monotonic_deadline(seconds_left))
+            timing = await self.executor.run(
+                bound.native, deadline_ns=monotonic_deadline(seconds_left)
+            )
         except Exception:
             self.execute_errors += 1
             raise
         finally:
-            self.executor.release(native, idle)
-        graph.context.used()
+            bound.release()
         self.models.keep_alive(model)
         copied = sum(size for _, _, size in inputs) + sum(len(o) for o in outputs)
         self.copied_bytes += copied
@@ -223,7 +218,7 @@ class BrokerService:
                 binding_count=c.binding_count,
                 size_bytes=c.size_bytes,
                 run_count=c.run_count(),
-                idle_seconds=self.models.idle_seconds(c),
+                idle_seconds=c.idle_seconds(),
                 load_seconds=c.load_seconds,
             )
             for c in self.contexts.all()
@@ -233,7 +228,7 @@ class BrokerService:
         now = time.monotonic()
         infos = []
         for s in self.sessions:
-            in_flight, runs, _, device_ns = s.executor_session.statistics()
+            stats = s.executor_session.statistics()
             infos.append(
                 pb.SessionInfo(
                     session_id=s.session_id,
@@ -245,13 +240,31 @@ class BrokerService:
                     buffer_bytes=s.buffers.total_bytes,
                     binding_count=len(s.bindings),
                     model_count=self.models.count_of(s.session_id),
-                    in_flight=in_flight,
-                    run_count=runs,
-                    device_ns=device_ns,
+                    in_flight=stats["in_flight"],
+                    run_count=stats["run_count"],
+                    error_count=stats["error_count"],
+                    device_ns=stats["device_ns"],
+                    queue=quantiles(stats, "queue"),
+                    execute=quantiles(stats, "execute"),
+                    total=quantiles(stats, "total"),
+                    parked_count=sum(b.bound.parked_count for b in s.bindings),
                     age_seconds=now - s.created,
                 )
             )
         return infos
+
+    def park(self, model_name: str) -> int:
+        """Parks every live binding, or those of one model's context; how many.
+
+        What runs ends first; the next submission revives a binding. For operators and tests.
+        """
+        context = self.models.find(model_name).context if model_name else None
+        return sum(
+            binding.bound.park()
+            for session in self.sessions
+            for binding in session.bindings
+            if context is None or binding.graph.context is context
+        )
 
     def statistics(self) -> pb.GetStatisticsResponse:
         return pb.GetStatisticsResponse(

@@ -9,12 +9,19 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from qnnbroker.native.executor import ExecutorSession
+from qnnbroker.native.executor import BAND_NORMAL, ExecutorSession
+from qnnbroker.native.ring import BrokerRing
 from qnnbroker.protos.attach import TOKEN_BYTES
-from qnnbroker.protos.errors import LimitExceeded, NotAllowed, NotFound
+from qnnbroker.protos.errors import (
+    BrokerError,
+    LimitExceeded,
+    NotAllowed,
+    NotFound,
+    ProtocolError,
+)
 
 from .bindings import BindingTable
 from .buffers import BufferTable
@@ -64,6 +71,7 @@ class Session:
     command: str
     created: float = field(default_factory=time.monotonic)
     closing: bool = False
+    band: int = BAND_NORMAL
 
     def check_open(self) -> None:
         """Refuses work for a session that ended meanwhile; called after each await.
@@ -95,11 +103,19 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._ids)
 
-    def open(self, peer: Peer, client_name: str) -> Session:
-        """A new session for `peer`.
+    def open(
+        self,
+        peer: Peer,
+        client_name: str,
+        *,
+        weight: int = 1,
+        band: int = BAND_NORMAL,
+        ring: bool = False,
+    ) -> Session:
+        """A new session for `peer`, with a ring when it wants one.
 
         Raises:
-            LimitExceeded: reason SESSIONS.
+            LimitExceeded: reason SESSIONS, or MEMORY: the system has no room for a ring.
         """
         if len(self._ids) >= self._config.max_sessions:
             raise LimitExceeded(
@@ -108,7 +124,18 @@ class SessionTable:
             )
 
         def make(session_id: int) -> Session:
-            native = self._executor.session(session_id, max_in_flight=self._config.max_in_flight)
+            native = self._executor.session(
+                session_id, max_in_flight=self._config.max_in_flight, weight=weight
+            )
+            if ring:
+                try:
+                    native.open_ring(BrokerRing(self._config.max_in_flight))
+                except OSError as error:
+                    self._executor.close_session(native, lambda: None)
+                    raise LimitExceeded(
+                        f"the system refused the memory or fds of a ring: {error.strerror}",
+                        reason="MEMORY",
+                    ) from error
             return Session(
                 session_id=session_id,
                 token=secrets.token_bytes(TOKEN_BYTES),
@@ -118,6 +145,7 @@ class SessionTable:
                 buffers=BufferTable(self._config),
                 bindings=BindingTable(self._config, self._executor, native),
                 command=peer.command,
+                band=band,
             )
 
         session = self._ids.add(make)
@@ -131,6 +159,21 @@ class SessionTable:
             session.client_name,
         )
         return session
+
+    def watch_ring(self, session: Session, fail: Callable[[BrokerError], None]) -> None:
+        """Calls `fail` when the session's ring makes no sense; the session is to be ended then."""
+
+        def broken() -> None:
+            fail(
+                ProtocolError(
+                    f"the ring of session {session.session_id} makes no sense: an index out of "
+                    "range, unknown flags, or completions that nobody takes",
+                    reason="BAD_SLOT",
+                    session_id=session.session_id,
+                )
+            )
+
+        self._executor.watch_ring(session.executor_session, broken)
 
     def by_token(self, token: bytes) -> Session:
         """The session of a token.

@@ -2,6 +2,7 @@
 """Counters and gauges by stable names: frozen snapshots for status and for tests."""
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from qnnbroker.native.counters import live_counts
@@ -11,6 +12,9 @@ from .contexts import ContextStore
 
 if TYPE_CHECKING:
     from .service import BrokerService
+
+
+_GRAPH_FIELDS = frozenset(pb.GraphStatistics.DESCRIPTOR.fields_by_name)
 
 
 def counters(service: "BrokerService") -> dict[str, int]:
@@ -42,6 +46,11 @@ def counters(service: "BrokerService") -> dict[str, int]:
     return values
 
 
+def quantiles(stats: Mapping[str, int], what: str) -> pb.Quantiles:
+    """Median and 99th percentile of one of the native histograms, ns."""
+    return pb.Quantiles(p50_ns=stats[f"{what}_p50_ns"], p99_ns=stats[f"{what}_p99_ns"])
+
+
 def mapping_count() -> int:
     """Shared memory mappings of this process (memfds), buffers and rings alike."""
     with open("/proc/self/maps") as f:
@@ -55,10 +64,16 @@ def graph_statistics(contexts: ContextStore) -> list[pb.GraphStatistics]:
         if context.native is None:
             continue
         for graph in context.native.graphs.values():
-            # Of what the backend counts, what the message has.
-            known = pb.GraphStatistics.DESCRIPTOR.fields_by_name
-            stats = {name: n for name, n in graph.statistics().items() if name in known}
+            stats = graph.statistics()
             rows.append(
-                pb.GraphStatistics(context_id=context.context_id, graph=graph.spec.name, **stats)
+                pb.GraphStatistics(
+                    context_id=context.context_id,
+                    graph=graph.spec.name,
+                    queue=quantiles(stats, "queue"),
+                    execute=quantiles(stats, "execute"),
+                    total=quantiles(stats, "total"),
+                    # Of what else the backend counts, what the message has.
+                    **{name: n for name, n in stats.items() if name in _GRAPH_FIELDS},
+                )
             )
     return rows

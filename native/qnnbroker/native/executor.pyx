@@ -10,6 +10,11 @@ import os
 
 BAND_LOW, BAND_NORMAL, BAND_HIGH = range(3)
 
+_SESSION_STATS = (
+    "in_flight", "run_count", "error_count", "device_ns", "queue_p50_ns", "queue_p99_ns",
+    "execute_p50_ns", "execute_p99_ns", "total_p50_ns", "total_p99_ns",
+)
+
 
 cdef class Executor:
     """Owns the worker threads.
@@ -17,9 +22,17 @@ cdef class Executor:
     Args:
         workers: executes at a time in the low, normal and high band.
         priorities: QNN priority of each band's executes.
+        spin_ns: how long a worker looks for more before it sleeps; 0 for never.
+        spin_limit_ns: no spinning after graphs whose median execute is longer.
+        ageing_ns: a band that higher ones keep from the device this long ...
+        ageing_slice_ns: ... gets it to itself this long; 0 for no ageing.
     """
 
-    def __cinit__(self, workers=(1, 1, 1), priorities=(0, 100, 200)):
+    def __cinit__(
+        self, workers=(1, 1, 1), priorities=(0, 100, 200), *,
+        uint64_t spin_ns=10_000, uint64_t spin_limit_ns=50_000,
+        uint64_t ageing_ns=1_000_000_000, uint64_t ageing_slice_ns=40_000_000,
+    ):
         cdef qb_executor_config config
         if len(workers) != QB_BANDS or len(priorities) != QB_BANDS:
             raise ValueError(f"{QB_BANDS} bands wanted, found {workers!r} and {priorities!r}")
@@ -28,6 +41,10 @@ cdef class Executor:
                 raise ValueError(f"1 to 64 workers per band wanted, found {workers[i]}")
             config.workers[i] = workers[i]
             config.priority[i] = priorities[i]
+        config.spin_ns = spin_ns
+        config.spin_limit_ns = spin_limit_ns
+        config.ageing_ns = ageing_ns
+        config.ageing_slice_ns = ageing_slice_ns
         self.sessions = {}
         self.bindings = {}
         self.next_cookie = 1
@@ -110,7 +127,8 @@ cdef class Executor:
             ("completed", session_id, ticket, status, qnn_code, queue_ns, execute_ns)
             ("binding_idle", ExecutorBinding)    its runnable is unused and may be closed
             ("binding_wanted", ExecutorBinding)  a submission waits for it to be revived
-            ("session_idle", ExecutorSession)    nothing of it is left
+            ("session_broken", ExecutorSession)  its ring makes no sense: end it
+            ("session_idle", ExecutorSession)    nothing of it is left; its ring is closed
 
         Never blocks.
         """
@@ -134,7 +152,13 @@ cdef class Executor:
                     if s is not None:
                         qb_session_free(s.ptr)
                         s.ptr = NULL
+                        if s.ring is not None:
+                            s.ring.close()
                         out.append(("session_idle", s))
+                elif kind == QB_EVENT_SESSION_BROKEN:
+                    s = self.sessions.get(events[i].cookie)
+                    if s is not None:
+                        out.append(("session_broken", s))
                 else:
                     b = self.bindings.get(events[i].cookie)
                     if b is None or b.ptr is NULL:
@@ -156,6 +180,23 @@ cdef class ExecutorSession:
 
     def __init__(self):
         raise TypeError("made by Executor.session()")
+
+    def open_ring(self, BrokerRing ring not None):
+        """Takes submissions from `ring` from now on; the session closes it when it is idle.
+
+        Raises:
+            OSError: the system refused. ValueError: the session is closed, or has a ring.
+        """
+        if self.ptr is NULL or self.ring is not None:
+            raise ValueError("the executor session is closed, or has a ring already")
+        cdef size_t mine = ring.broker_file.address, theirs = ring.client_file.address
+        cdef int error = qb_session_open_ring(
+            self.ptr, <const void *>theirs, <void *>mine, ring.sq_slots, ring.cq_slots,
+            ring.doorbell, ring.pipe,
+        )
+        if error:
+            raise OSError(error, os.strerror(error))
+        self.ring = ring
 
     def bind(self, Runnable runnable not None, *, uint32_t band=BAND_NORMAL):
         """A binding that executes `runnable`, which is kept alive until it is idle.
@@ -183,12 +224,12 @@ cdef class ExecutorSession:
         return self.ptr is not NULL and qb_cancel(self.ptr, ticket)
 
     def statistics(self):
-        """(in_flight, run_count, error_count, device_ns) so far."""
+        """What the session did so far: a dict of counts, and of nanoseconds for what ends in _ns."""
         cdef qb_session_stats stats
         if self.ptr is NULL:
-            return (0, 0, 0, 0)
+            return dict.fromkeys(_SESSION_STATS, 0)
         qb_session_get_stats(self.ptr, &stats)
-        return (stats.in_flight, stats.run_count, stats.error_count, stats.device_ns)
+        return stats
 
     def close(self):
         """Cancels what is queued; `session_idle` follows once all its bindings were released and
@@ -203,6 +244,18 @@ cdef class ExecutorBinding:
 
     def __init__(self):
         raise TypeError("made by ExecutorSession.bind()")
+
+    def publish(self, uint64_t id):
+        """Lets the session's ring name this binding `id`, (generation << 32) | (index + 1).
+
+        Raises:
+            OSError: no memory, or an impossible id. ValueError: the binding is gone.
+        """
+        if self.ptr is NULL:
+            raise ValueError("the binding is released")
+        cdef int error = qb_binding_publish(self.ptr, id)
+        if error:
+            raise OSError(error, os.strerror(error))
 
     def submit(self, uint64_t ticket, uint64_t deadline_ns=0):
         """Queues one execute; 0 and a `completed` event later, or a completion code at once."""

@@ -29,6 +29,9 @@ MAX_FRAME_BYTES = 64 * 1024
 #: File descriptors in one frame.
 MAX_FRAME_FDS = 16
 
+#: Capability bits of HELLO. RING: the answer carries the four fds of a ring.
+CAPABILITY_RING = 1
+
 FLAG_ANSWER = 1
 FLAG_ERROR = 2
 _MAGIC = b"QNBK"

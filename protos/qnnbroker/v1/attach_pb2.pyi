@@ -48,6 +48,8 @@ class HelloRequest(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     CLIENT_NAME_FIELD_NUMBER: _builtins.int
     CLIENT_VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
     protocol_min: _builtins.int
     """The range of attach protocol numbers that the client speaks."""
     protocol_max: _builtins.int
@@ -57,6 +59,10 @@ class HelloRequest(_message.Message):
     client_name: _builtins.str
     """A name for people (status, logs); the kernel's credentials are what counts."""
     client_version: _builtins.str
+    weight: _builtins.int
+    """Share of device time against other sessions of the band; 0 and 1 are normal."""
+    band: _builtins.int
+    """Band of the session's bindings that ask for none: 0 normal, else a qnnbroker.v1.Band."""
     def __init__(
         self,
         *,
@@ -66,10 +72,12 @@ class HelloRequest(_message.Message):
         capabilities: _builtins.int = ...,
         client_name: _builtins.str = ...,
         client_version: _builtins.str = ...,
+        weight: _builtins.int = ...,
+        band: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abi_version", b"abi_version", "capabilities", b"capabilities", "client_name", b"client_name", "client_version", b"client_version", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abi_version", b"abi_version", "band", b"band", "capabilities", b"capabilities", "client_name", b"client_name", "client_version", b"client_version", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

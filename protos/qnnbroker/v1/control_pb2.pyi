@@ -48,6 +48,26 @@ LOAD_STAGE_CREATING: LoadStage.ValueType  # 3
 LOAD_STAGE_READY: LoadStage.ValueType  # 4
 Global___LoadStage: _TypeAlias = LoadStage  # noqa: Y015
 
+class _Band:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BandEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Band.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BAND_UNSPECIFIED: _Band.ValueType  # 0
+    BAND_LOW: _Band.ValueType  # 1
+    BAND_NORMAL: _Band.ValueType  # 2
+    BAND_HIGH: _Band.ValueType  # 3
+
+class Band(_Band, metaclass=_BandEnumTypeWrapper):
+    """Who goes first. A higher band runs beside a lower one and preempts it where the device can."""
+
+BAND_UNSPECIFIED: Band.ValueType  # 0
+BAND_LOW: Band.ValueType  # 1
+BAND_NORMAL: Band.ValueType  # 2
+BAND_HIGH: Band.ValueType  # 3
+Global___Band: _TypeAlias = Band  # noqa: Y015
+
 @_typing.final
 class GetServerInfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -516,7 +536,10 @@ class CreateBindingRequest(_message.Message):
     GRAPH_ID_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
     graph_id: _builtins.int
+    band: Global___Band.ValueType
+    """UNSPECIFIED: the session's own."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorRegion]:
         """One region for each input and each output, by the names of the GraphSpec."""
@@ -529,10 +552,11 @@ class CreateBindingRequest(_message.Message):
         graph_id: _builtins.int = ...,
         inputs: _abc.Iterable[Global___TensorRegion] | None = ...,
         outputs: _abc.Iterable[Global___TensorRegion] | None = ...,
+        band: Global___Band.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph_id", b"graph_id", "inputs", b"inputs", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "graph_id", b"graph_id", "inputs", b"inputs", "outputs", b"outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -763,6 +787,12 @@ class SessionInfo(_message.Message):
     RUN_COUNT_FIELD_NUMBER: _builtins.int
     DEVICE_NS_FIELD_NUMBER: _builtins.int
     AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    ERROR_COUNT_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    EXECUTE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    PARKED_COUNT_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     pid: _builtins.int
     uid: _builtins.int
@@ -776,6 +806,16 @@ class SessionInfo(_message.Message):
     run_count: _builtins.int
     device_ns: _builtins.int
     age_seconds: _builtins.float
+    error_count: _builtins.int
+    parked_count: _builtins.int
+    """Times that its bindings were parked so far."""
+    band: _builtins.str
+    @_builtins.property
+    def queue(self) -> Global___Quantiles: ...
+    @_builtins.property
+    def execute(self) -> Global___Quantiles: ...
+    @_builtins.property
+    def total(self) -> Global___Quantiles: ...
     def __init__(
         self,
         *,
@@ -792,14 +832,44 @@ class SessionInfo(_message.Message):
         run_count: _builtins.int = ...,
         device_ns: _builtins.int = ...,
         age_seconds: _builtins.float = ...,
+        error_count: _builtins.int = ...,
+        queue: Global___Quantiles | None = ...,
+        execute: Global___Quantiles | None = ...,
+        total: Global___Quantiles | None = ...,
+        parked_count: _builtins.int = ...,
+        band: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["execute", b"execute", "queue", b"queue", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "binding_count", b"binding_count", "buffer_bytes", b"buffer_bytes", "buffer_count", b"buffer_count", "client_name", b"client_name", "command", b"command", "device_ns", b"device_ns", "in_flight", b"in_flight", "model_count", b"model_count", "pid", b"pid", "run_count", b"run_count", "session_id", b"session_id", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "band", b"band", "binding_count", b"binding_count", "buffer_bytes", b"buffer_bytes", "buffer_count", b"buffer_count", "client_name", b"client_name", "command", b"command", "device_ns", b"device_ns", "error_count", b"error_count", "execute", b"execute", "in_flight", b"in_flight", "model_count", b"model_count", "parked_count", b"parked_count", "pid", b"pid", "queue", b"queue", "run_count", b"run_count", "session_id", b"session_id", "total", b"total", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionInfo: _TypeAlias = SessionInfo  # noqa: Y015
+
+@_typing.final
+class Quantiles(_message.Message):
+    """Of a native histogram; values are within 12 %."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    P50_NS_FIELD_NUMBER: _builtins.int
+    P99_NS_FIELD_NUMBER: _builtins.int
+    p50_ns: _builtins.int
+    p99_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        p50_ns: _builtins.int = ...,
+        p99_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["p50_ns", b"p50_ns", "p99_ns", b"p99_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quantiles: _TypeAlias = Quantiles  # noqa: Y015
 
 @_typing.final
 class GetStatisticsRequest(_message.Message):
@@ -874,6 +944,9 @@ class GraphStatistics(_message.Message):
     EXECUTE_NS_MIN_FIELD_NUMBER: _builtins.int
     EXECUTE_NS_MAX_FIELD_NUMBER: _builtins.int
     QUEUE_NS_TOTAL_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    EXECUTE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
     context_id: _builtins.int
     graph: _builtins.str
     run_count: _builtins.int
@@ -882,6 +955,12 @@ class GraphStatistics(_message.Message):
     execute_ns_min: _builtins.int
     execute_ns_max: _builtins.int
     queue_ns_total: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___Quantiles: ...
+    @_builtins.property
+    def execute(self) -> Global___Quantiles: ...
+    @_builtins.property
+    def total(self) -> Global___Quantiles: ...
     def __init__(
         self,
         *,
@@ -893,14 +972,56 @@ class GraphStatistics(_message.Message):
         execute_ns_min: _builtins.int = ...,
         execute_ns_max: _builtins.int = ...,
         queue_ns_total: _builtins.int = ...,
+        queue: Global___Quantiles | None = ...,
+        execute: Global___Quantiles | None = ...,
+        total: Global___Quantiles | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["execute", b"execute", "queue", b"queue", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_id", b"context_id", "error_count", b"error_count", "execute_ns_max", b"execute_ns_max", "execute_ns_min", b"execute_ns_min", "execute_ns_total", b"execute_ns_total", "graph", b"graph", "queue_ns_total", b"queue_ns_total", "run_count", b"run_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_id", b"context_id", "error_count", b"error_count", "execute", b"execute", "execute_ns_max", b"execute_ns_max", "execute_ns_min", b"execute_ns_min", "execute_ns_total", b"execute_ns_total", "graph", b"graph", "queue", b"queue", "queue_ns_total", b"queue_ns_total", "run_count", b"run_count", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GraphStatistics: _TypeAlias = GraphStatistics  # noqa: Y015
+
+@_typing.final
+class ParkBindingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """A resident model by name or hash prefix; empty for all."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkBindingsRequest: _TypeAlias = ParkBindingsRequest  # noqa: Y015
+
+@_typing.final
+class ParkBindingsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARKED_COUNT_FIELD_NUMBER: _builtins.int
+    parked_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        parked_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parked_count", b"parked_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParkBindingsResponse: _TypeAlias = ParkBindingsResponse  # noqa: Y015
 
 @_typing.final
 class StopServerRequest(_message.Message):

@@ -89,6 +89,11 @@ class ControlServiceStub:
                 request_serializer=qnnbroker_dot_v1_dot_control__pb2.GetStatisticsRequest.SerializeToString,
                 response_deserializer=qnnbroker_dot_v1_dot_control__pb2.GetStatisticsResponse.FromString,
                 _registered_method=True)
+        self.ParkBindings = channel.unary_unary(
+                '/qnnbroker.v1.ControlService/ParkBindings',
+                request_serializer=qnnbroker_dot_v1_dot_control__pb2.ParkBindingsRequest.SerializeToString,
+                response_deserializer=qnnbroker_dot_v1_dot_control__pb2.ParkBindingsResponse.FromString,
+                _registered_method=True)
         self.StopServer = channel.unary_unary(
                 '/qnnbroker.v1.ControlService/StopServer',
                 request_serializer=qnnbroker_dot_v1_dot_control__pb2.StopServerRequest.SerializeToString,
@@ -172,6 +177,13 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ParkBindings(self, request, context):
+        """Parks bindings: drops their native part until the next submission. For operators and tests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopServer(self, request, context):
         """Asks the broker to end in an orderly way. Answers before it does.
         """
@@ -236,6 +248,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.GetStatistics,
                     request_deserializer=qnnbroker_dot_v1_dot_control__pb2.GetStatisticsRequest.FromString,
                     response_serializer=qnnbroker_dot_v1_dot_control__pb2.GetStatisticsResponse.SerializeToString,
+            ),
+            'ParkBindings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ParkBindings,
+                    request_deserializer=qnnbroker_dot_v1_dot_control__pb2.ParkBindingsRequest.FromString,
+                    response_serializer=qnnbroker_dot_v1_dot_control__pb2.ParkBindingsResponse.SerializeToString,
             ),
             'StopServer': grpc.unary_unary_rpc_method_handler(
                     servicer.StopServer,
@@ -540,6 +557,33 @@ class ControlService:
             '/qnnbroker.v1.ControlService/GetStatistics',
             qnnbroker_dot_v1_dot_control__pb2.GetStatisticsRequest.SerializeToString,
             qnnbroker_dot_v1_dot_control__pb2.GetStatisticsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ParkBindings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qnnbroker.v1.ControlService/ParkBindings',
+            qnnbroker_dot_v1_dot_control__pb2.ParkBindingsRequest.SerializeToString,
+            qnnbroker_dot_v1_dot_control__pb2.ParkBindingsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,8 @@ class ControlServiceStub:
     """Runs a graph once with the tensors in the messages. Needs no session."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListSessionsRequest, _control_pb2.ListSessionsResponse]
     GetStatistics: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatisticsRequest, _control_pb2.GetStatisticsResponse]
+    ParkBindings: _grpc.UnaryUnaryMultiCallable[_control_pb2.ParkBindingsRequest, _control_pb2.ParkBindingsResponse]
+    """Parks bindings: drops their native part until the next submission. For operators and tests."""
     StopServer: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopServerRequest, _control_pb2.StopServerResponse]
     """Asks the broker to end in an orderly way. Answers before it does."""
 
@@ -81,6 +83,8 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """Runs a graph once with the tensors in the messages. Needs no session."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_control_pb2.ListSessionsRequest, _control_pb2.ListSessionsResponse]  # type: ignore[assignment]
     GetStatistics: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatisticsRequest, _control_pb2.GetStatisticsResponse]  # type: ignore[assignment]
+    ParkBindings: _aio.UnaryUnaryMultiCallable[_control_pb2.ParkBindingsRequest, _control_pb2.ParkBindingsResponse]  # type: ignore[assignment]
+    """Parks bindings: drops their native part until the next submission. For operators and tests."""
     StopServer: _aio.UnaryUnaryMultiCallable[_control_pb2.StopServerRequest, _control_pb2.StopServerResponse]  # type: ignore[assignment]
     """Asks the broker to end in an orderly way. Answers before it does."""
 
@@ -169,6 +173,14 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.GetStatisticsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.GetStatisticsResponse, _abc.Awaitable[_control_pb2.GetStatisticsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ParkBindings(
+        self,
+        request: _control_pb2.ParkBindingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ParkBindingsResponse, _abc.Awaitable[_control_pb2.ParkBindingsResponse]]:
+        """Parks bindings: drops their native part until the next submission. For operators and tests."""
 
     @_abc_1.abstractmethod
     def StopServer(

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The executor: native threads that take submissions, choose, execute and complete.
  *
- * A session submits a binding; a worker of the binding's band executes its runnable; the completion
- * goes back to where the submission came from. Between submit and completion nothing takes the GIL.
+ * A session submits a binding, through its ring or by a call; a worker executes the binding's runnable;
+ * the completion goes back the way the submission came. Between the two nothing takes the GIL.
  *
  * Lifetimes. A submission counts on its binding and its session; both are freed by the owner (Python)
  * only after the executor said, with an event, that nothing counts on them any more. Counts drop
@@ -50,30 +50,36 @@ typedef struct qb_binding qb_binding;
 typedef struct qb_executor_config {
     uint32_t workers[QB_BANDS];  /* executes at a time, per band; 0 means 1 */
     uint32_t priority[QB_BANDS]; /* QNN priority of the band's executes */
+    uint64_t spin_ns;       /* how long a worker looks for more before it sleeps; 0: never */
+    uint64_t spin_limit_ns; /* no spinning after graphs whose median execute is longer */
+    uint64_t ageing_ns;     /* a band kept waiting this long ... */
+    uint64_t ageing_slice_ns; /* ... gets the device to itself this long; 0: no ageing */
 } qb_executor_config;
 
 /* What the owner must hear. Drained with qb_executor_drain after the event fd became readable. */
 enum qb_event_kind {
-    QB_EVENT_COMPLETED = 1, /* a submission is done */
+    QB_EVENT_COMPLETED = 1, /* a submission made by qb_submit is done */
     QB_EVENT_BINDING_IDLE,  /* a dying or parked binding has nothing left: its runnable is unused */
     QB_EVENT_BINDING_PARKED_WANTED, /* a submission waits for this parked binding */
     QB_EVENT_SESSION_IDLE,          /* a closed session has nothing left: free it */
+    QB_EVENT_SESSION_BROKEN,        /* its ring makes no sense: end the session */
 };
 
 typedef struct qb_event {
     uint32_t kind;
-    uint32_t status;       /* enum qb_status */
-    uint64_t cookie;       /* of the binding or session */
-    uint64_t ticket;       /* COMPLETED */
-    uint64_t session;      /* COMPLETED: the session's id */
-    uint64_t qnn_code;     /* COMPLETED with QB_QNN_ERROR and its relatives */
-    uint64_t queue_ns;     /* submit to start */
-    uint64_t execute_ns;   /* inside the backend */
+    uint32_t status;     /* enum qb_status */
+    uint64_t cookie;     /* of the binding or session */
+    uint64_t ticket;     /* COMPLETED */
+    uint64_t session;    /* COMPLETED: the session's id */
+    uint64_t qnn_code;   /* COMPLETED with QB_QNN_ERROR and its relatives */
+    uint64_t queue_ns;   /* submit to start */
+    uint64_t execute_ns; /* inside the backend */
 } qb_event;
 
 typedef struct qb_session_stats {
     uint32_t in_flight;
     uint64_t run_count, error_count, device_ns;
+    uint64_t queue_p50_ns, queue_p99_ns, execute_p50_ns, execute_p99_ns, total_p50_ns, total_p99_ns;
 } qb_session_stats;
 
 QB_EXPORT qb_executor *qb_executor_new(const qb_executor_config *config);
@@ -87,9 +93,14 @@ QB_EXPORT void qb_executor_free(qb_executor *ex);
 QB_EXPORT int qb_executor_event_fd(qb_executor *ex);
 QB_EXPORT size_t qb_executor_drain(qb_executor *ex, qb_event *out, size_t n);
 
-/* weight: share of device time against others of the band, 1 is normal. NULL: out of memory. */
+/* weight: share of device time against others of the band, 1 is normal. max_in_flight 0: no limit
+ * (then no ring). NULL: out of memory. */
 QB_EXPORT qb_session *qb_session_new(qb_executor *ex, uint64_t id, uint64_t cookie, uint32_t weight,
                                      uint32_t max_in_flight);
+/* Gives the session a ring. The memory stays the caller's and must outlive the session; doorbell is
+ * the eventfd the client rings, pipe the end we ring. 0 or an errno. */
+QB_EXPORT int qb_session_open_ring(qb_session *s, const void *client_file, void *broker_file,
+                                   uint32_t sq_slots, uint32_t cq_slots, int doorbell, int pipe);
 /* Cancels what is queued, lets what runs finish, then posts QB_EVENT_SESSION_IDLE. Idempotent. */
 QB_EXPORT void qb_session_close(qb_session *s);
 QB_EXPORT void qb_session_free(qb_session *s);
@@ -97,6 +108,8 @@ QB_EXPORT void qb_session_get_stats(qb_session *s, qb_session_stats *out);
 
 QB_EXPORT qb_binding *qb_binding_new(qb_session *s, qb_runnable *runnable, uint32_t band,
                                      uint64_t cookie);
+/* Lets the ring name the binding: id is (generation << 32) | (index + 1). 0 or an errno. */
+QB_EXPORT int qb_binding_publish(qb_binding *b, uint64_t id);
 /* Dying: refuses submissions, fails the queued ones with QB_LEASE_REVOKED, and posts
  * QB_EVENT_BINDING_IDLE when nothing uses it. Idempotent. */
 QB_EXPORT void qb_binding_release(qb_binding *b);
@@ -114,7 +127,7 @@ QB_EXPORT void qb_binding_free(qb_binding *b);
 /* Queues one execute. deadline_ns on CLOCK_MONOTONIC, 0 for none. Returns QB_OK and completes later
  * by an event, or a status and nothing follows. */
 QB_EXPORT uint32_t qb_submit(qb_binding *b, uint64_t ticket, uint64_t deadline_ns);
-/* Cancels a queued submission of the session: true when it will complete as QB_CANCELLED. */
+/* Cancels a queued submission made by qb_submit: true when it will complete as QB_CANCELLED. */
 QB_EXPORT bool qb_cancel(qb_session *s, uint64_t ticket);
 
 QB_EXPORT uint64_t qb_now_ns(void);

@@ -7,6 +7,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "qb_hist.h"
+
 #define QB_EXPORT __attribute__((visibility("default")))
 
 typedef struct qb_graph {
@@ -18,6 +20,9 @@ typedef struct qb_graph {
     uint32_t running;  /* executes under way */
     uint64_t run_count, error_count;
     uint64_t execute_ns_total, execute_ns_min, execute_ns_max, queue_ns_total;
+    uint64_t median_ns;   /* a running estimate: what decides about spinning */
+    uint64_t last_end_ns; /* CLOCK_MONOTONIC; 0: never ran */
+    qb_hist queue, execute, total;
 } qb_graph;
 
 typedef struct qb_runnable {

@@ -76,8 +76,17 @@ static bool startable(qb_executor *ex, uint32_t b, qb_submission *sub) {
            graph->priority == ex->band[b].priority;
 }
 
-qb_submission *qb_sched_pick(qb_executor *ex) {
-    for (int b = QB_BANDS - 1; b >= 0; b--) {
+/* The session whose turn it is in the highest band that can start something. */
+static qb_session *turn(qb_executor *ex, uint32_t *in_band) {
+    uint32_t top = QB_BANDS;
+    if (ex->hold_until) {
+        const qb_band *held_for = &ex->band[ex->hold_band];
+        if ((held_for->sessions || held_for->running) && qb_now_ns() < ex->hold_until)
+            top = ex->hold_band + 1;
+        else
+            ex->hold_until = 0;
+    }
+    for (uint32_t b = top; b-- > 0;) {
         qb_band *band = &ex->band[b];
         if (!band->sessions || band->running >= band->workers)
             continue;
@@ -87,23 +96,94 @@ qb_submission *qb_sched_pick(qb_executor *ex) {
                 best = s;
             s = s->band_next[b];
         } while (s != band->sessions);
-        if (!best)
-            continue;
-        if (best->vtime[b] > band->vclock) /* never back: one that could not start may be behind */
-            band->vclock = best->vtime[b];
-        /* Equal virtual times take turns: the next scan starts behind the one chosen. */
-        band->sessions = best->band_next[b];
-        return unlink_after(best, b, NULL);
+        if (best) {
+            *in_band = b;
+            return best;
+        }
     }
     return NULL;
 }
 
-qb_submission *qb_sched_remove_ticket(qb_session *s, uint64_t ticket) {
+bool qb_sched_can_pick(qb_executor *ex) {
+    uint32_t b;
+    return turn(ex, &b) != NULL;
+}
+
+qb_submission *qb_sched_pick(qb_executor *ex) {
+    uint32_t b;
+    qb_session *s = turn(ex, &b);
+    if (!s)
+        return NULL;
+    if (s->vtime[b] > ex->band[b].vclock) /* never back: one that could not start may be behind */
+        ex->band[b].vclock = s->vtime[b];
+    /* Equal virtual times take turns: the next scan starts behind the one chosen. */
+    ex->band[b].sessions = s->band_next[b];
+    return unlink_after(s, b, NULL);
+}
+
+bool qb_sched_has_queued(const qb_executor *ex) {
+    for (uint32_t b = 0; b < QB_BANDS; b++)
+        if (ex->band[b].sessions)
+            return true;
+    return false;
+}
+
+/* A band that wants the device while higher bands keep it gets, after `ageing_ns` of that, a slice in
+ * which they start nothing. Time in which they left the device alone counts as its slice. */
+void qb_sched_age(qb_executor *ex, uint64_t now) {
+    uint64_t passed = now - ex->aged_at;
+    bool higher_busy = ex->band[QB_BANDS - 1].running > 0;
+    ex->aged_at = now;
+    if (!ex->ageing_slice_ns)
+        return;
+    for (uint32_t b = QB_BANDS - 1; b-- > 0;) {
+        qb_band *band = &ex->band[b];
+        if (!band->sessions && !band->running)
+            band->blocked_ns = band->free_ns = 0;
+        else if (higher_busy)
+            band->blocked_ns += passed;
+        else
+            band->free_ns += passed;
+        if (band->free_ns >= ex->ageing_slice_ns) {
+            band->blocked_ns = band->free_ns = 0;
+        } else if (band->blocked_ns >= ex->ageing_ns) {
+            band->blocked_ns = band->free_ns = 0;
+            ex->hold_band = b;
+            ex->hold_until = now + ex->ageing_slice_ns;
+        }
+        higher_busy = higher_busy || band->running > 0;
+    }
+}
+
+static qb_submission *remove_waiting(qb_binding *b, uint64_t ticket, bool from_ring) {
+    qb_submission *prev = NULL;
+    for (qb_submission *sub = b->waiting.head; sub; prev = sub, sub = sub->next) {
+        if (sub->ticket != ticket || sub->from_ring != from_ring)
+            continue;
+        if (prev)
+            prev->next = sub->next;
+        else
+            b->waiting.head = sub->next;
+        if (b->waiting.tail == sub)
+            b->waiting.tail = prev;
+        return sub;
+    }
+    return NULL;
+}
+
+/* A ring's tickets and a call's tickets are numbers of their own. */
+qb_submission *qb_sched_remove_ticket(qb_session *s, uint64_t ticket, bool from_ring) {
     for (uint32_t b = 0; b < QB_BANDS; b++) {
         qb_submission *prev = NULL;
         for (qb_submission *sub = s->queue[b].head; sub; prev = sub, sub = sub->next)
-            if (sub->ticket == ticket)
+            if (sub->ticket == ticket && sub->from_ring == from_ring)
                 return unlink_after(s, b, prev);
+    }
+    for (uint32_t i = 0; i < s->entry_count; i++) {
+        qb_binding *binding = s->entries[i].binding;
+        qb_submission *sub = binding ? remove_waiting(binding, ticket, from_ring) : NULL;
+        if (sub)
+            return sub;
     }
     return NULL;
 }

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "qb_client.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "qb_counters.h"
+#include "qb_doorbell.h"
+
+static uint64_t now_ns(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static bool is_power_of_two(uint32_t n) { return n && !(n & (n - 1)) && n <= QB_RING_MAX_SLOTS; }
+
+qb_client *qb_client_new(void *client_file, uint64_t client_bytes, const void *broker_file,
+                         uint64_t broker_bytes, int doorbell, int pipe, uint32_t limit,
+                         uint64_t spin_ns, uint64_t spin_limit_ns) {
+    const qb_broker_file *theirs = broker_file;
+    uint32_t sq_slots, cq_slots;
+    pthread_condattr_t monotonic;
+    qb_client *c;
+    errno = EPROTO;
+    if (broker_bytes < QB_RING_HEADER_BYTES || client_bytes < QB_RING_HEADER_BYTES ||
+        qb_load_relaxed(&theirs->magic) != QB_RING_MAGIC ||
+        qb_load_relaxed(&theirs->abi) != QB_RING_ABI)
+        return NULL;
+    sq_slots = qb_load_relaxed(&theirs->sq_slots);
+    cq_slots = qb_load_relaxed(&theirs->cq_slots);
+    if (!is_power_of_two(sq_slots) || !is_power_of_two(cq_slots) || !limit || limit > sq_slots ||
+        limit > cq_slots || qb_client_file_bytes(sq_slots) > client_bytes ||
+        qb_broker_file_bytes(cq_slots) > broker_bytes)
+        return NULL;
+    errno = ENOMEM;
+    c = calloc(1, sizeof *c);
+    if (!c || !(c->tickets = calloc(limit, sizeof *c->tickets))) {
+        free(c);
+        return NULL;
+    }
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->progress, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    c->mine = client_file;
+    c->theirs = theirs;
+    c->sq_mask = sq_slots - 1;
+    c->cq_mask = cq_slots - 1;
+    c->doorbell = doorbell;
+    c->pipe = pipe;
+    c->limit = limit;
+    c->spin_ns = spin_ns;
+    c->spin_limit_ns = spin_limit_ns;
+    for (uint32_t i = 0; i < limit; i++)
+        c->tickets[i].next_free = i + 1; /* `limit` ends the list */
+    qb_count(QB_COUNT_RING, 1);
+    return c;
+}
+
+void qb_client_free(qb_client *c) {
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->progress);
+    free(c->tickets);
+    free(c);
+    qb_count(QB_COUNT_RING, -1);
+}
+
+static qb_ticket *find(qb_client *c, uint64_t number) {
+    uint32_t place = number & 0xffff;
+    qb_ticket *t = place < c->limit ? &c->tickets[place] : NULL;
+    return t && t->state != QB_TICKET_FREE && t->number == number ? t : NULL;
+}
+
+static void give_back(qb_client *c, qb_ticket *t) {
+    t->state = QB_TICKET_FREE;
+    t->watched = false;
+    t->next_free = c->free_ticket;
+    c->free_ticket = (uint32_t)(t - c->tickets);
+    c->in_flight--;
+}
+
+/* Writes a submission; the lock is held, and says whether the broker must be rung. -1: no room. */
+static int push(qb_client *c, const qb_sq_slot *slot) {
+    if (c->sq_tail - qb_load_acquire(&c->theirs->sq_head) > c->sq_mask)
+        return -1;
+    c->mine->slots[c->sq_tail & c->sq_mask] = *slot;
+    qb_store_release(&c->mine->sq_tail, ++c->sq_tail);
+    qb_full_fence();
+    return qb_load_relaxed(&c->theirs->sleeping) != 0;
+}
+
+/* Takes what has completed; the lock is held. How many. */
+static uint32_t take(qb_client *c) {
+    uint32_t n = qb_load_acquire(&c->theirs->cq_tail) - c->cq_head;
+    if (!n)
+        return 0;
+    if (n > c->cq_mask + 1) {
+        c->lost = true;
+        return 0;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        qb_cq_slot slot;
+        qb_copy_words(&slot, &c->theirs->slots[c->cq_head & c->cq_mask], sizeof slot);
+        c->cq_head++;
+        qb_ticket *t = find(c, slot.ticket);
+        if (!t || t->state == QB_TICKET_DONE)
+            continue; /* not ours: a broker that invents completions harms nobody but itself */
+        if (slot.status == 0) {
+            if (!c->median_ns)
+                c->median_ns = slot.execute_ns + 1;
+            else if (slot.execute_ns > c->median_ns)
+                c->median_ns += c->median_ns / 8 + 1;
+            else if (slot.execute_ns < c->median_ns)
+                c->median_ns -= c->median_ns / 8;
+        }
+        if (t->state == QB_TICKET_ABANDONED) {
+            give_back(c, t);
+            continue;
+        }
+        t->completion = slot;
+        t->state = QB_TICKET_DONE;
+        if (t->watched)
+            c->watched_done++;
+    }
+    qb_store_release(&c->mine->cq_head, c->cq_head);
+    return n;
+}
+
+/* Sleeps until the pipe rings; the lock is held on entry and on return, not in between. */
+static int sleep_on_pipe(qb_client *c, int64_t timeout_ns) {
+    int rung;
+    qb_store_relaxed(&c->mine->sleeping, 1);
+    qb_full_fence();
+    if (take(c)) {
+        if (!c->armed)
+            qb_store_relaxed(&c->mine->sleeping, 0);
+        return 0;
+    }
+    pthread_mutex_unlock(&c->lock);
+    rung = qb_pipe_wait(c->pipe, timeout_ns);
+    pthread_mutex_lock(&c->lock);
+    if (!c->armed)
+        qb_store_relaxed(&c->mine->sleeping, 0);
+    if (rung == -1)
+        c->lost = true;
+    take(c);
+    return rung == -2 ? QB_CLIENT_INTERRUPTED : 0;
+}
+
+static bool spin(qb_client *c, uint64_t until) {
+    while (now_ns() < until) {
+        pthread_mutex_unlock(&c->lock);
+        for (int i = 0; i < 8; i++)
+            qb_cpu_relax();
+        pthread_mutex_lock(&c->lock);
+        if (take(c))
+            return true;
+    }
+    return false;
+}
+
+/* One step of waiting: reads for everybody, or waits for whoever does. 0, or why to stop. */
+static int step(qb_client *c, uint64_t deadline, uint64_t spin_until) {
+    uint64_t now = deadline || c->reading ? now_ns() : 0;
+    int result = 0;
+    if (deadline && now >= deadline)
+        return QB_CLIENT_TIMED_OUT;
+    if (c->reading) {
+        /* Woken now and then whatever happens, so that a signal is handled soon. */
+        uint64_t until = now + 100000000u;
+        if (deadline && deadline < until)
+            until = deadline;
+        struct timespec ts = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
+        if (pthread_cond_timedwait(&c->progress, &c->lock, &ts) == ETIMEDOUT)
+            return deadline && until == deadline ? QB_CLIENT_TIMED_OUT : QB_CLIENT_INTERRUPTED;
+        return 0;
+    }
+    if (take(c)) {
+        pthread_cond_broadcast(&c->progress);
+        return 0;
+    }
+    c->reading = true;
+    if (!spin(c, spin_until))
+        result = sleep_on_pipe(c, deadline ? (int64_t)(deadline - now) : -1);
+    c->reading = false;
+    pthread_cond_broadcast(&c->progress);
+    return result;
+}
+
+int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bool watched,
+                     uint64_t *ticket) {
+    int ring = -1;
+    pthread_mutex_lock(&c->lock);
+    if (c->free_ticket >= c->limit)
+        take(c); /* abandoned ones may be over */
+    if (c->free_ticket < c->limit) {
+        qb_ticket *t = &c->tickets[c->free_ticket];
+        uint64_t number = ++c->sequence << 16 | c->free_ticket;
+        qb_sq_slot slot = {.binding = binding, .ticket = number, .deadline_ns = deadline_ns};
+        ring = push(c, &slot);
+        if (ring >= 0) {
+            c->free_ticket = t->next_free;
+            c->in_flight++;
+            *t = (qb_ticket){.number = number, .state = QB_TICKET_PENDING, .watched = watched};
+            *ticket = number;
+        }
+    }
+    bool lost = c->lost;
+    pthread_mutex_unlock(&c->lock);
+    if (ring > 0)
+        qb_doorbell_ring(c->doorbell);
+    if (ring < 0)
+        return lost ? QB_CLIENT_LOST : QB_CLIENT_WOULD_BLOCK;
+    return 0;
+}
+
+static uint64_t deadline_of(int64_t timeout_ns) {
+    return timeout_ns < 0 ? 0 : now_ns() + (uint64_t)timeout_ns;
+}
+
+static uint64_t spin_end(qb_client *c) {
+    /* Beside a longer graph a spinning thread would only take the core that computes. */
+    return c->spin_ns && c->median_ns && c->median_ns <= c->spin_limit_ns
+               ? now_ns() + c->spin_ns
+               : 0;
+}
+
+int qb_client_wait(qb_client *c, uint64_t ticket, int64_t timeout_ns, qb_cq_slot *out) {
+    uint64_t deadline = deadline_of(timeout_ns);
+    int result = 0;
+    pthread_mutex_lock(&c->lock);
+    uint64_t spin_until = spin_end(c);
+    for (;;) {
+        qb_ticket *t = find(c, ticket);
+        if (!t || t->state == QB_TICKET_ABANDONED) {
+            result = QB_CLIENT_UNKNOWN;
+            break;
+        }
+        if (t->state == QB_TICKET_DONE) {
+            *out = t->completion;
+            if (t->watched)
+                c->watched_done--;
+            give_back(c, t);
+            break;
+        }
+        if (c->lost) {
+            take(c); /* what was written before the end still counts */
+            if (t->state == QB_TICKET_DONE)
+                continue;
+            result = QB_CLIENT_LOST;
+            break;
+        }
+        result = step(c, deadline, spin_until);
+        if (result && t->state != QB_TICKET_DONE)
+            break;
+        result = 0;
+        spin_until = 0;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return result;
+}
+
+int qb_client_wait_room(qb_client *c, int64_t timeout_ns) {
+    uint64_t deadline = deadline_of(timeout_ns);
+    int result = 0;
+    pthread_mutex_lock(&c->lock);
+    uint32_t before = c->in_flight, head = c->cq_head;
+    uint32_t taken = qb_load_acquire(&c->theirs->sq_head);
+    /* Room comes by a completion that is taken, by a ticket given back, or by a slot read. */
+    while (!result && c->in_flight >= before && c->cq_head == head &&
+           qb_load_acquire(&c->theirs->sq_head) == taken && c->free_ticket >= c->limit)
+        result = c->lost ? QB_CLIENT_LOST : step(c, deadline, 0);
+    pthread_mutex_unlock(&c->lock);
+    return result;
+}
+
+int qb_client_cancel(qb_client *c, uint64_t ticket) {
+    int ring = 0, result = QB_CLIENT_UNKNOWN;
+    pthread_mutex_lock(&c->lock);
+    qb_ticket *t = find(c, ticket);
+    if (t && (t->state == QB_TICKET_PENDING || t->state == QB_TICKET_ABANDONED)) {
+        qb_sq_slot slot = {.ticket = ticket, .flags = QB_SUBMIT_CANCEL};
+        ring = push(c, &slot);
+        result = ring < 0 ? QB_CLIENT_WOULD_BLOCK : 0;
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (ring > 0)
+        qb_doorbell_ring(c->doorbell);
+    return result;
+}
+
+void qb_client_abandon(qb_client *c, uint64_t ticket) {
+    pthread_mutex_lock(&c->lock);
+    qb_ticket *t = find(c, ticket);
+    if (t && t->state == QB_TICKET_DONE) {
+        if (t->watched)
+            c->watched_done--;
+        give_back(c, t);
+    } else if (t) {
+        t->state = QB_TICKET_ABANDONED;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
+    uint32_t count = 0;
+    pthread_mutex_lock(&c->lock);
+    if (!c->reading) {
+        int rung = qb_pipe_wait(c->pipe, 0);
+        if (rung == -1)
+            c->lost = true;
+    }
+    c->armed = true;
+    qb_store_relaxed(&c->mine->sleeping, 1);
+    qb_full_fence();
+    if (take(c))
+        pthread_cond_broadcast(&c->progress);
+    for (uint32_t i = 0; i < c->limit && c->watched_done && count < n; i++) {
+        qb_ticket *t = &c->tickets[i];
+        if (t->state != QB_TICKET_DONE || !t->watched)
+            continue;
+        out[count++] = t->completion;
+        c->watched_done--;
+        give_back(c, t);
+    }
+    int result = !count && c->lost ? QB_CLIENT_LOST : (int)count;
+    pthread_mutex_unlock(&c->lock);
+    return result;
+}
+
+uint32_t qb_client_in_flight(qb_client *c) {
+    pthread_mutex_lock(&c->lock);
+    uint32_t n = c->in_flight;
+    pthread_mutex_unlock(&c->lock);
+    return n;
+}
+
+bool qb_client_lost(qb_client *c) {
+    pthread_mutex_lock(&c->lock);
+    bool lost = c->lost;
+    pthread_mutex_unlock(&c->lock);
+    return lost;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "qb_doorbell.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+int qb_doorbell_new(void) { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
+
+int qb_pipe_new(int ends[2]) {
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return -1;
+    /* The two ends have flags of their own: the client cannot change ours. */
+    if (fcntl(ends[1], F_SETFL, O_NONBLOCK) < 0) {
+        int error = errno;
+        close(ends[0]);
+        close(ends[1]);
+        errno = error;
+        return -1;
+    }
+    return 0;
+}
+
+void qb_doorbell_ring(int fd) {
+    uint64_t one = 1;
+    /* EAGAIN: the counter is full, so it rings already. */
+    if (write(fd, &one, sizeof one) < 0) {
+    }
+}
+
+void qb_pipe_ring(int fd) {
+    char one = 1;
+    /* EAGAIN: full, so it rings already. EPIPE: the client is gone; its session ends elsewhere. */
+    if (write(fd, &one, 1) < 0) {
+    }
+}
+
+int qb_waiter_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
+
+int qb_waiter_add(int waiter, int doorbell, uint64_t key) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = key};
+    return epoll_ctl(waiter, EPOLL_CTL_ADD, doorbell, &event);
+}
+
+void qb_waiter_remove(int waiter, int doorbell) {
+    epoll_ctl(waiter, EPOLL_CTL_DEL, doorbell, NULL);
+}
+
+int qb_waiter_wait(int waiter, uint64_t *keys, int n, int64_t timeout_ns) {
+    struct epoll_event events[64];
+    int timeout_ms = timeout_ns < 0 ? -1 : (int)((timeout_ns + 999999) / 1000000);
+    int got = epoll_wait(waiter, events, n < 64 ? n : 64, timeout_ms);
+    for (int i = 0; i < got; i++)
+        keys[i] = events[i].data.u64;
+    return got < 0 ? 0 : got;
+}
+
+int qb_pipe_wait(int fd, int64_t timeout_ns) {
+    char rung[512];
+    ssize_t got;
+    if (timeout_ns >= 0) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        struct timespec ts = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+        int ready = ppoll(&p, 1, &ts, NULL);
+        if (ready == 0)
+            return 0;
+        if (ready < 0)
+            return errno == EINTR ? -2 : -1;
+    }
+    got = read(fd, rung, sizeof rung);
+    if (got > 0)
+        return 1;
+    if (got < 0 && errno == EINTR)
+        return -2;
+    if (got < 0 && errno == EAGAIN)
+        return 1; /* non-blocking (somebody else took the ring): look again */
+    return -1;
+}

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ends of a session's rings. The layout is csrc/qb_ring.h, described in WIRE.md."""
+
+import errno
+import os
+import time
+
+from qnnbroker.native.doorbell import eventfd as new_eventfd
+from qnnbroker.native.doorbell import pipe as new_pipe
+
+RING_ABI = QB_RING_ABI
+
+
+class RingLost(ConnectionResetError):
+    """The broker closed the ring, or wrote into it what makes no sense."""
+
+
+cdef uint32_t _power_of_two(uint32_t n):
+    cdef uint32_t p = 1
+    while p < n:
+        p *= 2
+    return p
+
+
+cdef class BrokerRing:
+    """The broker's end: both files, the doorbell it watches and the pipe it rings.
+
+    Args:
+        limit: submissions in flight. The submission ring has twice as many slots, for cancels.
+
+    Raises:
+        ValueError: a limit out of range. OSError: no memory or no fds.
+    """
+
+    def __cinit__(self, uint32_t limit):
+        self.doorbell = self.pipe = self.client_pipe = -1
+        if not 1 <= limit <= QB_RING_MAX_SLOTS // 2:
+            raise ValueError(f"a limit of 1 to {QB_RING_MAX_SLOTS // 2} wanted, found {limit}")
+        self.cq_slots = _power_of_two(limit)
+        self.sq_slots = 2 * self.cq_slots
+        self.client_file = Region.create(
+            qb_client_file_bytes(self.sq_slots), "qnnbroker-submissions"
+        )
+        # Sealed after our own mapping: nobody else can ever map it writable.
+        self.broker_file = Region.create(
+            qb_broker_file_bytes(self.cq_slots), "qnnbroker-completions", others_write=False
+        )
+        self.doorbell = new_eventfd()
+        self.client_pipe, self.pipe = new_pipe()
+
+    def __dealloc__(self):
+        # The regions unmap themselves; what the executor still uses was not ours to close.
+        for fd in (self.doorbell, self.pipe, self.client_pipe):
+            if fd >= 0:
+                os.close(fd)
+
+    def client_fds(self):
+        """What HELLO sends, in this order: client file, broker file, doorbell, pipe."""
+        return [
+            self.client_file.fileno(), self.broker_file.fileno(), self.doorbell, self.client_pipe,
+        ]
+
+    def drop_client_end(self):
+        """Closes our copy of what only the client needs, once it was sent. Idempotent."""
+        if self.client_pipe >= 0:
+            os.close(self.client_pipe)
+            self.client_pipe = -1
+
+    def hang_up(self):
+        """Closes the pipe: a client that waits learns that nothing more comes. Idempotent.
+
+        Only when the executor uses the ring no more."""
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+
+    def close(self):
+        """Unmaps and closes everything. Idempotent; only when the executor uses it no more."""
+        self.drop_client_end()
+        self.hang_up()
+        if self.doorbell >= 0:
+            os.close(self.doorbell)
+            self.doorbell = -1
+        for region in (self.client_file, self.broker_file):
+            if region is not None:
+                region.close()
+
+
+cdef class ClientRing:
+    """The client's end; takes the four fds over, on failure too.
+
+    Threads: any number may use it at once; waiting releases the GIL. Fork: a child must not use it.
+
+    Args:
+        client_file, broker_file, doorbell, pipe: the fds that came with HELLO.
+        limit: submissions in flight at most.
+        spin_ns: how long a wait looks at the ring before it sleeps.
+        spin_limit_ns: no spinning when the median execute is longer.
+
+    Raises:
+        OSError: EPROTO, the broker's file has another layout; else by mapping.
+        ValueError: an fd that is no sealed memory of the right size.
+    """
+
+    def __cinit__(
+        self, int client_file, int broker_file, int doorbell, int pipe, *,
+        uint32_t limit, uint64_t spin_ns=10_000, uint64_t spin_limit_ns=50_000,
+    ):
+        self.doorbell, self.pipe = doorbell, pipe
+        try:
+            self.client_file = Region.from_fd(client_file)
+            self.broker_file = Region.from_fd(broker_file, writable=False)
+        finally:
+            os.close(client_file)
+            os.close(broker_file)
+        cdef size_t mine = self.client_file.address, theirs = self.broker_file.address
+        self.ptr = qb_client_new(
+            <void *>mine, self.client_file.size_bytes,
+            <const void *>theirs, self.broker_file.size_bytes,
+            doorbell, pipe, limit, spin_ns, spin_limit_ns,
+        )
+        if self.ptr is NULL:
+            raise OSError(errno.EPROTO, f"the broker's ring is not of layout {QB_RING_ABI}")
+
+    def __dealloc__(self):
+        if self.ptr is not NULL:
+            qb_client_free(self.ptr)
+            self.ptr = NULL
+        for fd in (self.doorbell, self.pipe):
+            if fd >= 0:
+                os.close(fd)
+        self.doorbell = self.pipe = -1
+        for region in (self.client_file, self.broker_file):
+            if region is not None:
+                region.release()
+
+    cdef int _enter(self) except -1:
+        if self.ptr is NULL or self.closing:
+            raise ValueError("the ring is closed")
+        self.users += 1
+        return 0
+
+    cdef void _leave(self) noexcept:
+        self.users -= 1
+
+    @property
+    def closed(self):
+        return self.ptr is NULL or self.closing
+
+    @property
+    def lost(self):
+        """The broker is gone, as far as the ring knows."""
+        return self.ptr is NULL or qb_client_lost(self.ptr)
+
+    @property
+    def in_flight(self):
+        """Submissions whose result nobody has taken yet."""
+        return 0 if self.ptr is NULL else qb_client_in_flight(self.ptr)
+
+    def fileno(self):
+        """The pipe: readable when completions came, once `take_watched` was called."""
+        return self.pipe
+
+    def set_spin(self, uint64_t spin_ns):
+        """How long a wait looks at the ring before it sleeps; 0 for never."""
+        self._enter()
+        self.ptr.spin_ns = spin_ns
+        self._leave()
+
+    def submit(self, uint64_t binding, uint64_t deadline_ns=0, *, bint watched=False):
+        """Submits one execute of a binding: its ticket, or -1 when there is no room now.
+
+        Raises:
+            RingLost: the broker is gone. ValueError: the ring is closed.
+        """
+        cdef uint64_t ticket = 0
+        self._enter()
+        cdef int result = qb_client_submit(self.ptr, binding, deadline_ns, watched, &ticket)
+        self._leave()
+        if result == QB_CLIENT_LOST:
+            raise RingLost("the broker closed the ring")
+        return -1 if result else ticket
+
+    cdef _take(self, uint64_t ticket, int64_t timeout_ns):
+        cdef qb_cq_slot slot
+        cdef int result
+        cdef int64_t left = timeout_ns
+        cdef int64_t end = time.monotonic_ns() + timeout_ns if timeout_ns >= 0 else 0
+        while True:
+            with nogil:
+                result = qb_client_wait(self.ptr, ticket, left, &slot)
+            if result == 0:
+                return (slot.status, slot.queue_ns, slot.execute_ns, slot.copied_bytes)
+            if result == QB_CLIENT_LOST:
+                raise RingLost("the broker closed the ring")
+            if result == QB_CLIENT_TIMED_OUT:
+                return None
+            if result != QB_CLIENT_INTERRUPTED:
+                raise ValueError(f"nothing in flight has the ticket {ticket}")
+            _check_signals()
+            if self.closing:
+                raise ValueError("the ring was closed")
+            if timeout_ns >= 0:
+                left = max(0, end - time.monotonic_ns())
+
+    def wait(self, uint64_t ticket, int64_t timeout_ns=-1):
+        """The completion of `ticket`, taken: (status, queue_ns, execute_ns, copied_bytes); None when
+        time is up. Releases the GIL. Signals are handled; a handler's exception leaves the ticket
+        as it is.
+
+        Raises:
+            RingLost: the broker is gone. ValueError: no such ticket, or the ring is closed.
+        """
+        self._enter()
+        try:
+            return self._take(ticket, timeout_ns)
+        finally:
+            self._leave()
+
+    def run(self, uint64_t binding, int64_t timeout_ns=-1, uint64_t deadline_ns=0):
+        """Submits and waits, in one call: the completion, None when time was up, -1 when there is
+        no room now. When time is up or a signal's handler raises, the submission is cancelled (if it
+        is still queued) and its result dropped.
+
+        Raises:
+            RingLost: the broker is gone. ValueError: the ring is closed.
+        """
+        cdef uint64_t ticket = 0
+        cdef int result
+        done = None
+        self._enter()
+        try:
+            result = qb_client_submit(self.ptr, binding, deadline_ns, False, &ticket)
+            if result == QB_CLIENT_LOST:
+                raise RingLost("the broker closed the ring")
+            if result:
+                return -1
+            try:
+                done = self._take(ticket, timeout_ns)
+                return done
+            finally:
+                if done is None:
+                    qb_client_cancel(self.ptr, ticket)
+                    qb_client_abandon(self.ptr, ticket)
+        finally:
+            self._leave()
+
+    def wait_room(self, int64_t timeout_ns=-1):
+        """Waits until a submission may fit again: True, or False when time is up. It may have been
+        taken by somebody else by then. Releases the GIL.
+
+        Raises:
+            RingLost: the broker is gone. ValueError: the ring is closed.
+        """
+        cdef int result
+        cdef int64_t left = timeout_ns
+        cdef int64_t end = time.monotonic_ns() + timeout_ns if timeout_ns >= 0 else 0
+        self._enter()
+        try:
+            while True:
+                with nogil:
+                    result = qb_client_wait_room(self.ptr, left)
+                if result == 0:
+                    return True
+                if result == QB_CLIENT_LOST:
+                    raise RingLost("the broker closed the ring")
+                if result == QB_CLIENT_TIMED_OUT:
+                    return False
+                _check_signals()
+                if self.closing:
+                    raise ValueError("the ring was closed")
+                if timeout_ns >= 0:
+                    left = max(0, end - time.monotonic_ns())
+        finally:
+            self._leave()
+
+    def cancel(self, uint64_t ticket):
+        """Asks the broker not to run a queued submission; its completion says what happened. False
+        when it is over already, or the ring is full."""
+        self._enter()
+        cdef int result = qb_client_cancel(self.ptr, ticket)
+        self._leave()
+        return result == 0
+
+    def abandon(self, uint64_t ticket):
+        """Says that nobody will wait for `ticket`; its place is free once it is over. Idempotent."""
+        if self.ptr is not NULL:
+            qb_client_abandon(self.ptr, ticket)
+
+    def take_watched(self):
+        """For an event loop: the completions of watched tickets that have come, and rings the pipe
+        for the next. A list of (ticket, status, queue_ns, execute_ns, copied_bytes); never sleeps.
+
+        Raises:
+            RingLost: the broker is gone and nothing is left. ValueError: the ring is closed.
+        """
+        cdef qb_cq_slot slots[64]
+        cdef int n, i
+        out = []
+        self._enter()
+        try:
+            while True:
+                n = qb_client_take_watched(self.ptr, slots, 64)
+                if n == QB_CLIENT_LOST:
+                    if out:
+                        return out
+                    raise RingLost("the broker closed the ring")
+                for i in range(n):
+                    out.append((
+                        slots[i].ticket, slots[i].status, slots[i].queue_ns,
+                        slots[i].execute_ns, slots[i].copied_bytes,
+                    ))
+                if n < 64:
+                    return out
+        finally:
+            self._leave()
+
+    def close(self):
+        """Refuses further use. Threads that wait end with ValueError within 0.1 s, or when the
+        broker hangs up; the memory goes with the last of them. Idempotent."""
+        self.closing = True
+
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef int _check_signals() except -1:
+    return PyErr_CheckSignals()
