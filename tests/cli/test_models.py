@@ -97,6 +97,7 @@ def bad_files(folder: Path) -> dict[str, Path]:
 def test_every_bad_file_is_one_line_that_names_it(
     cli: CommandLine, broker: BrokerProcess, tmp_path: Path, command: str
 ) -> None:
+    broker.accidents_expected = True
     for what, path in bad_files(tmp_path).items():
         ended = cli(command, path)
         message = ended.failed(FAILED)
@@ -131,6 +132,7 @@ def test_paths_with_spaces_and_other_scripts_work(
 def test_a_truncated_binary_is_refused(
     cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
 ) -> None:
+    broker.accidents_expected = True
     path = make_model()
     path.write_bytes(path.read_bytes()[:-1000])
     for command in ("load", "run", "inspect"):

@@ -3,12 +3,14 @@
 
 The library's parser can crash on a damaged file, or never return, and it prints on standard output.
 So it runs here, and the answer, one JSON line, goes to what standard output was at the start.
+It ends when its standard input ends, so it does not outlive whoever started it.
 """
 
 import json
 import os
 import resource
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +70,18 @@ def tensor_json(tensor: Any) -> dict[str, Any]:
     }
 
 
+def end_with_parent() -> None:
+    """Exits once standard input ends: the parent is gone, or wants no answer any more."""
+    sys.stdin.buffer.read()
+    os._exit(3)
+
+
 def main() -> None:
     """Do the one job of this process."""
     answer = os.dup(1)
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     try:

@@ -4,6 +4,7 @@ broker, and without letting a bad file harm this process."""
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -230,22 +231,29 @@ def run_child(job: str, fd: int) -> tuple[int, bytes]:
     Raises:
         subprocess.TimeoutExpired: it took more than PARSE_SECONDS.
     """
-    with subprocess.Popen(
-        # -P: a file of the current directory must not stand in for a package.
-        [sys.executable, "-P", "-m", "qnnbroker.cli.inspect_child", job],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(fd,),
-        # Ctrl-C is for this process, which ends the child.
-        start_new_session=True,
-    ) as child:
-        try:
-            output, _ = child.communicate(timeout=PARSE_SECONDS)
-        finally:
-            child.kill()
-            child.wait()  # `with` would not, after a Ctrl-C
-    return child.returncode, output
+    # Its standard input: while we hold the other end, it lives. That ends it even when a Ctrl-C
+    # comes before there is a Popen object to kill it by.
+    alive, ours = os.pipe()
+    try:
+        with subprocess.Popen(
+            # -P: a file of the current directory must not stand in for a package.
+            [sys.executable, "-P", "-m", "qnnbroker.cli.inspect_child", job],
+            stdin=alive,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(fd,),
+            # Ctrl-C is for this process, which ends the child.
+            start_new_session=True,
+        ) as child:
+            try:
+                output, _ = child.communicate(timeout=PARSE_SECONDS)
+            finally:
+                child.kill()
+                child.wait()  # `with` would not, after a Ctrl-C
+        return child.returncode, output
+    finally:
+        os.close(alive)
+        os.close(ours)
 
 
 def describe_wrapper(wrapper: Wrapper) -> dict[str, Any]:
