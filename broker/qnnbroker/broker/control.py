@@ -2,9 +2,10 @@
 """The gRPC servicer: unpack, call, pack. No decisions, and errors leave in one place."""
 
 import asyncio
+import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import grpc
@@ -32,22 +33,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def abort(context: Context, error: BrokerError) -> None:
-    """Ends the call with the error's status and its typed detail."""
-    await context.abort(
-        _STATUS[grpc_status(error)],
-        grpc_text(error),
-        ((ERROR_METADATA_KEY, to_detail(error).SerializeToString()),),
-    )
+#: Arguments of `context.abort`.
+Failure = tuple[grpc.StatusCode, str, tuple[tuple[str, bytes]]]
 
 
-def as_broker_error(error: Exception, method: str) -> BrokerError:
-    """Our exceptions as they are; anything else is INTERNAL, logged here and not on the wire."""
+def failure(error: Exception, method: str) -> Failure:
+    """What the caller is told: status, text and typed detail. Holds nothing of the error itself.
+
+    Our exceptions go as they are; anything else is INTERNAL, logged here and not on the wire.
+    """
     if isinstance(error, BrokerError):
         log.debug("%s: %s: %s", method, type(error).__name__, error)
-        return error
-    log.error("%s failed", method, exc_info=error)
-    return BrokerError(f"{method} failed inside the broker; its log says why")
+        told = error
+    else:
+        log.error("%s failed", method, exc_info=error)
+        told = BrokerError(f"{method} failed inside the broker; its log says why")
+    detail = to_detail(told).SerializeToString()
+    return _STATUS[grpc_status(told)], grpc_text(told), ((ERROR_METADATA_KEY, detail),)
 
 
 def unary(
@@ -59,11 +61,15 @@ def unary(
     async def wrapped(self: Any, request: T, context: Context) -> R:
         try:
             return await handler(self, request, context)
+        except grpc.aio.AbortError:
+            raise
         except Exception as error:
-            if isinstance(error, grpc.aio.AbortError):
-                raise
-            await abort(context, as_broker_error(error, handler.__name__))
-            raise AssertionError("abort raises") from error
+            failed = failure(error, handler.__name__)
+        # gRPC keeps the exception of an abort, and with it this frame, until the garbage collector
+        # comes by: it must hold neither the error's frames nor a request of megabytes.
+        del request
+        await context.abort(*failed)
+        raise AssertionError("abort raises")
 
     return wrapped
 
@@ -101,6 +107,20 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def LoadModel(
         self, request: pb.LoadModelRequest, context: Context
     ) -> AsyncIterator[pb.LoadModelResponse]:
+        try:
+            async with contextlib.aclosing(self._load(request, context)) as updates:
+                async for update in updates:
+                    yield update
+            return
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            failed = failure(error, "LoadModel")
+        await context.abort(*failed)
+
+    async def _load(
+        self, request: pb.LoadModelRequest, context: Context
+    ) -> AsyncGenerator[pb.LoadModelResponse, None]:
         updates: asyncio.Queue[pb.LoadModelResponse | None] = asyncio.Queue()
 
         def progress(stage: "pb.LoadStage.ValueType", done: int, total: int) -> None:
@@ -108,31 +128,26 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
                 pb.LoadModelResponse(stage=stage, bytes_done=done, bytes_total=total)
             )
 
+        session = self._session(context)
+        task = asyncio.create_task(self._service.load(session, request, progress))
+        task.add_done_callback(lambda _: updates.put_nowait(None))
+        delivered = False
         try:
-            session = self._session(context)
-            task = asyncio.create_task(self._service.load(session, request, progress))
-            task.add_done_callback(lambda _: updates.put_nowait(None))
-            delivered = False
-            try:
-                while (update := await updates.get()) is not None:
-                    yield update
-                model, shared = await task
-                yield pb.LoadModelResponse(
-                    stage=pb.LOAD_STAGE_READY,
-                    bytes_done=model.context.size_bytes,
-                    bytes_total=model.context.size_bytes,
-                    model=model.to_proto(),
-                    shared=shared,
-                )
-                delivered = True
-            finally:
-                # The caller went away or cancelled: its share must not stay behind.
-                if not delivered:
-                    self._service.abandon_load(task)
-        except Exception as error:
-            if isinstance(error, grpc.aio.AbortError):
-                raise
-            await abort(context, as_broker_error(error, "LoadModel"))
+            while (update := await updates.get()) is not None:
+                yield update
+            model, shared = await task
+            yield pb.LoadModelResponse(
+                stage=pb.LOAD_STAGE_READY,
+                bytes_done=model.context.size_bytes,
+                bytes_total=model.context.size_bytes,
+                model=model.to_proto(),
+                shared=shared,
+            )
+            delivered = True
+        finally:
+            # The caller went away or cancelled: its share must not stay behind.
+            if not delivered:
+                self._service.abandon_load(task)
 
     @unary
     async def UnloadModel(
