@@ -74,10 +74,14 @@ class SileroVad(Model):
         return list(chunks()[:STREAM_CHUNKS])
 
 
-def chunks() -> Array:
-    """The whole recording as float32 [chunk, 1, 576], each beginning with the end of the last."""
-    with wave.open(str(SILERO.file("speech.wav"))) as file:
-        samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+def chunks(samples: Array | None = None) -> Array:
+    """A whole recording as float32 [chunk, 1, 576], each beginning with the end of the last.
+
+    `samples` are int16 at `RATE`; without them it is the recording of the package.
+    """
+    if samples is None:
+        with wave.open(str(SILERO.file("speech.wav"))) as file:
+            samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
     sound = np.concatenate([np.zeros(_CONTEXT, np.float32), samples.astype(np.float32) / 32768])
     windows = np.lib.stride_tricks.sliding_window_view(sound, _CONTEXT + STEP)[::STEP]
     return np.ascontiguousarray(windows[:, None, :])
