@@ -16,14 +16,14 @@ import grpc
 from tests.waiting import PATIENCE_SECONDS, wait_readable, wait_until
 
 from qnnbroker.broker.config import BrokerConfig
-from qnnbroker.native.fake import SWITCHES_ENV, FakeControl, switches
+from qnnbroker.native.fake import SWITCHES_ENV, FakeCall, FakeControl, read_record, switches
 from qnnbroker.protos.paths import ATTACH_SOCKET, GRPC_SOCKET
 from qnnbroker.v1 import control_pb2 as pb
 from qnnbroker.v1 import control_pb2_grpc
 
 #: What no broker may write, whatever a client does.
 _ACCIDENTS = re.compile(
-    r"Traceback|never retrieved|Exception in callback|internal error|Warning|ERROR"
+    r"^\S+ \S+ (ERROR|CRITICAL) (?!qnnbroker\.qnn)|Traceback|^\S*(Error|Warning):"
 )
 #: Counters that only grow, and what differs for reasons of Python's and gRPC's own.
 _NOT_COMPARED = re.compile(r"_total$|^threads$|^resident_executes$")
@@ -37,6 +37,7 @@ class BrokerProcess:
     process: "subprocess.Popen[bytes]"
     log_path: Path
     output_path: Path
+    record_path: Path
     faults: FakeControl | None = None
     _channels: list[grpc.Channel] = field(default_factory=list)
     accidents_expected: bool = False
@@ -76,7 +77,7 @@ class BrokerProcess:
         return values
 
     def fds(self) -> list[str]:
-        """What the broker has open, without gRPC's connections."""
+        """What the broker has open, without gRPC's connections and the record of the fake."""
         names = []
         with open("/proc/net/unix") as f:
             streams = {w[6] for w in map(str.split, f) if w[4] == "0001"}
@@ -84,7 +85,8 @@ class BrokerProcess:
             with contextlib.suppress(FileNotFoundError):
                 name = os.readlink(f"/proc/{self.pid}/fd/{fd}")
                 inode = name.removeprefix("socket:[").removesuffix("]")
-                if not (name.startswith("socket:[") and inode in streams):
+                grpcs = name.startswith("socket:[") and inode in streams
+                if not grpcs and name != str(self.record_path):
                     names.append(name)
         return sorted(names)
 
@@ -117,6 +119,18 @@ class BrokerProcess:
         """Switches of the fake QNN library, from the next call on."""
         assert self.faults is not None
         self.faults.set(*words, **values)
+
+    def calls(self, name: str) -> list[FakeCall]:
+        """The calls of that name that the fake QNN library has recorded, as they ended."""
+        return [c for c in read_record(self.record_path) if c.name == name]
+
+    def wait_hanging(self, count: int) -> None:
+        """Until so many calls have come to where a fault rule makes them hang."""
+
+        def hanging() -> bool:
+            return sum(c.arguments["kind"] == "hang" for c in self.calls("fault")) >= count
+
+        wait_until(hanging, f"{count} calls of the fake hang")
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -175,7 +189,8 @@ def spawn_broker(
     number = len(list(folder.glob("broker-*.log")))
     log, output = folder / f"broker-{number}.log", folder / f"broker-{number}.out"
     faults = FakeControl(folder / f"faults-{number}")
-    words = [f"control={faults.path}", *switch_words]
+    record = folder / f"record-{number}"
+    words = [f"control={faults.path}", f"record={record}", *switch_words]
     ready, theirs = os.pipe()
     try:
         options = {"backend": "fake", "runtime_dir": str(runtime_dir)} | config
@@ -195,7 +210,7 @@ def spawn_broker(
             )
         os.close(theirs)
         theirs = -1
-        broker = BrokerProcess(runtime_dir, process, log, output, faults)
+        broker = BrokerProcess(runtime_dir, process, log, output, record, faults)
         if wait_ready:
             try:
                 wait_readable(ready, "the broker is ready or has ended")
