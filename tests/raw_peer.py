@@ -49,7 +49,11 @@ class RawAttach:
     def __init__(self, path: Path) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(PATIENCE_SECONDS)
-        self.sock.connect(str(path))
+        try:
+            self.sock.connect(str(path))
+        except BaseException:
+            self.sock.close()
+            raise
         self.fds: list[int] = []
         self._numbers = itertools.count(1)
 

@@ -229,11 +229,11 @@ def test_stop_fails_what_is_queued_and_finishes_what_runs(stage: Stage) -> None:
     stopping = threading.Thread(target=stage.executor.stop)
     stopping.start()
     wait_until(lambda: binding.submit(99) == STOPPING, "the executor stops")
+    assert [stage.status(t) for t in queued] == [STOPPING] * 5  # without waiting for what runs
     assert running not in stage.completed()
     hang.end()
     stopping.join()
     stage.drain()
-    assert [stage.status(t) for t in queued] == [STOPPING] * 5
     assert stage.status(running) == OK
     assert binding.submit(99) == STOPPING
     stage.executor.stop()

@@ -162,12 +162,14 @@ class Broker:
         if service is not None:
             # Running executes end and are answered; queued ones fail as STOPPING.
             await service.executor.stop()
-        if self._server is not None:
-            await self._server.stop(grace=1.0)
-            self._server = None
+        # Before gRPC, which fails a call that comes now with a status that says nothing: a client
+        # whose connection has ended knows why.
         if self._attach is not None:
             await self._attach.close()
             self._attach = None
+        if self._server is not None:
+            await self._server.stop(grace=1.0)
+            self._server = None
         if service is not None:
             service.close_inline()
             service.models.close()

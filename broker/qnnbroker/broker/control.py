@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from qnnbroker.protos.errors import BrokerError, InvalidRequest, NotAllowed
+from qnnbroker.protos.errors import BrokerError, InvalidRequest, NotAllowed, NotFound
 from qnnbroker.protos.status import (
     ERROR_METADATA_KEY,
     SESSION_METADATA_KEY,
@@ -84,7 +84,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         for key, value in context.invocation_metadata() or ():
             if key == SESSION_METADATA_KEY:
                 token = value if isinstance(value, bytes) else value.encode()
-                return self._service.sessions.by_token(token)
+                try:
+                    return self._service.sessions.by_token(token)
+                except NotFound:
+                    self._service.check_running()  # then that is why
+                    raise
         return None
 
     def _own_session(self, context: Context, method: str) -> Session:

@@ -210,6 +210,11 @@ void qb_executor_stop(qb_executor *ex) {
     bool join = ex->started;
     ex->started = false;
     ex->stopping = true;
+    /* At once: what runs may take long, and nothing of this will start after it. */
+    for (uint32_t b = 0; b < QB_BANDS; b++)
+        for (qb_session *s; (s = ex->band[b].sessions);)
+            for (qb_submission *sub; (sub = qb_sched_pop_any(s));)
+                qb_complete(ex, sub, QB_STOPPING, 0);
     pthread_cond_broadcast(&ex->work);
     qb_doorbell_ring(ex->wake);
     pthread_mutex_unlock(&ex->lock);
