@@ -84,7 +84,7 @@ def hello(pair: Pair, response: attach_pb2.HelloResponse, numbers: list[int]) ->
 
     thread = answering(theirs, answer)
     try:
-        return connection.hello("test", 30)
+        return connection.hello(attach.Wishes("test"), 30)
     finally:
         thread.join()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qnnbroker.client.attach import open_connection
+from qnnbroker.client.attach import Wishes, open_connection
 from qnnbroker.protos import attach as frames
 from qnnbroker.protos import paths, status
 from qnnbroker.protos.errors import BrokerError, BrokerLost, LimitExceeded, VersionMismatch
@@ -45,10 +45,10 @@ def test_a_refused_hello_raises_what_the_broker_said(
         connection = open_connection(directory, deadline=0.0)
         try:
             with pytest.raises(type(error)) as caught:
-                connection.hello("test", timeout=30)
+                connection.hello(Wishes("test"), timeout=30)
             assert (str(caught.value), caught.value.reason) == (str(error), error.reason)
             broker.join()
             with pytest.raises(BrokerLost):
-                connection.hello("test", timeout=30)
+                connection.hello(Wishes("test"), timeout=30)
         finally:
             connection.close()

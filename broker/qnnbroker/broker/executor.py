@@ -11,7 +11,7 @@ from typing import Protocol
 from qnnbroker.native.executor import Executor, ExecutorBinding, ExecutorSession
 from qnnbroker.native.qnn_error import name_of
 from qnnbroker.protos.errors import BrokerError
-from qnnbroker.protos.status import COMPLETION, from_completion
+from qnnbroker.protos.status import completion_text, from_completion
 
 log = logging.getLogger(__name__)
 
@@ -174,16 +174,7 @@ def call(then: Callable[[], None] | None) -> None:
 
 def completion_error(status: int, qnn_code: int) -> BrokerError:
     """The exception for a completion that failed, with the QNN code when there is one."""
-    _, reason = COMPLETION.get(status, (None, "INTERNAL"))
-    texts = {
-        "CREDITS": "the session has as many submissions in flight as it may",
-        "LEASE_REVOKED": "the binding was released",
-        "QUEUED": "the deadline passed before the submission ran",
-        "BY_CALLER": "the submission was cancelled",
-        "SESSION_CLOSED": "the session was closed",
-        "STOPPING": "the broker is stopping",
-    }
-    text = texts.get(reason, f"the execute failed: {reason}")
+    text = completion_text(status)
     if qnn_code:
         text = f"the QNN execute failed with code {qnn_code} ({name_of(qnn_code)})"
     error = from_completion(status, text)

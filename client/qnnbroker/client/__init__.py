@@ -32,10 +32,12 @@ from qnnbroker.protos.tensors import Quantization, TensorSpec
 from .attach import Limits
 from .bindings import Binding
 from .buffers import Buffer
-from .control import LoadProgress, LoadStage, Timing
+from .control import LoadProgress, LoadStage
 from .graphs import Graph
 from .models import Model
 from .session import Session, connect
+from .submissions import Submission
+from .timing import Timing
 
 __all__ = [
     "AlreadyExists",
@@ -61,6 +63,7 @@ __all__ = [
     "Quantization",
     "Session",
     "SessionClosed",
+    "Submission",
     "SubmissionCancelled",
     "TensorSpec",
     "Timing",

@@ -40,6 +40,9 @@ RETRY_SECONDS = 0.02
 #: session that would have closed it.
 _open: "set[AttachConnection]" = set()
 
+#: Client file, broker file, doorbell, pipe (WIRE.md).
+RING_FDS = 4
+
 _Message = TypeVar("_Message", bound=Message)
 
 
@@ -65,6 +68,18 @@ class Hello:
     limits: Limits
     broker_version: str
     broker_pid: int
+    #: The four fds of the rings; empty when the broker has none. Ours to close.
+    ring_fds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a client asks for in the handshake."""
+
+    client_name: str
+    weight: int = 1
+    band: int = 0
+    ring: bool = True
 
 
 class AttachConnection:
@@ -83,7 +98,7 @@ class AttachConnection:
         self._closing = False
         _open.add(self)
 
-    def hello(self, client_name: str, timeout: float) -> Hello:
+    def hello(self, wishes: Wishes, timeout: float) -> Hello:
         """The handshake; the first request of a connection.
 
         Raises:
@@ -94,11 +109,22 @@ class AttachConnection:
             protocol_min=frames.PROTOCOL_MIN,
             protocol_max=frames.PROTOCOL_MAX,
             abi_version=frames.ABI_VERSION,
-            client_name=client_name,
+            client_name=wishes.client_name,
             client_version=_version(),
+            capabilities=frames.CAPABILITY_RING if wishes.ring else 0,
+            weight=wishes.weight,
+            band=wishes.band,
         )
-        body, _ = self.request(frames.Kind.HELLO, request.SerializeToString(), timeout, fd_count=0)
-        answer = parse(attach_pb2.HelloResponse, body)
+        body, got = self.request(
+            frames.Kind.HELLO, request.SerializeToString(), timeout, fd_count=(0, RING_FDS)
+        )
+        try:
+            return self._check_hello(parse(attach_pb2.HelloResponse, body), got)
+        except BaseException:
+            _close_all(got)
+            raise
+
+    def _check_hello(self, answer: attach_pb2.HelloResponse, got: list[int]) -> Hello:
         if not frames.PROTOCOL_MIN <= answer.protocol <= frames.PROTOCOL_MAX:
             raise VersionMismatch(
                 f"the broker speaks attach protocol {answer.protocol}; this client speaks "
@@ -115,6 +141,11 @@ class AttachConnection:
                 f"a session token of {len(answer.session_token)} bytes instead of "
                 f"{frames.TOKEN_BYTES}"
             )
+        if bool(answer.capabilities & frames.CAPABILITY_RING) != bool(got):
+            raise ProtocolError(
+                f"{len(got)} fds with capabilities {answer.capabilities:#x} in the handshake",
+                reason="FD_COUNT",
+            )
         limits = answer.limits
         return Hello(
             session_id=answer.session_id,
@@ -130,12 +161,14 @@ class AttachConnection:
             ),
             broker_version=answer.broker_version,
             broker_pid=answer.broker_pid,
+            ring_fds=tuple(got),
         )
 
     def request(
-        self, kind: frames.Kind, body: bytes, timeout: float, *, fd_count: int
+        self, kind: frames.Kind, body: bytes, timeout: float, *, fd_count: int | tuple[int, ...]
     ) -> tuple[bytes, list[int]]:
-        """One request and its answer: the body and exactly `fd_count` fds, which are the caller's.
+        """One request and its answer: the body, and as many fds as `fd_count` says (or one of its
+        numbers), which are the caller's.
 
         Raises:
             SessionClosed: closed here.
@@ -164,11 +197,12 @@ class AttachConnection:
         if frame.is_error:
             _close_all(got)
             raise status.from_detail(parse(types_pb2.ErrorDetail, frame.body))
-        if frame.kind != kind or len(got) != fd_count:
+        wanted = (fd_count,) if isinstance(fd_count, int) else fd_count
+        if frame.kind != kind or len(got) not in wanted:
             _close_all(got)
             raise ProtocolError(
                 f"an answer of kind {frame.kind} with {len(got)} fds to a request of kind "
-                f"{int(kind)}, which wants {fd_count}",
+                f"{int(kind)}, which wants {' or '.join(map(str, wanted))}",
                 reason="FD_COUNT" if frame.kind == kind else None,
             )
         return frame.body, got

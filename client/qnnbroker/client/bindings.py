@@ -3,18 +3,20 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
-from qnnbroker.protos.errors import BrokerError, InvalidRequest, LeaseRevoked
+from qnnbroker.protos.errors import BrokerError, InvalidRequest, LeaseRevoked, WouldBlock
 from qnnbroker.protos.tensors import TensorSpec
 from qnnbroker.v1 import control_pb2, types_pb2
 
 from .buffers import Buffer
-from .control import Timing
+from .submissions import Submission
+from .timing import Timing
 
 if TYPE_CHECKING:
     from .graphs import Graph
@@ -78,6 +80,15 @@ class Binding:
         self._check()  # after taking them: `close` says so first and drops them then
         return both
 
+    def check(self) -> None:
+        """Refuses a closed binding, or one of a session that is.
+
+        Raises:
+            LeaseRevoked, SessionClosed
+        """
+        self._session.check()
+        self._check()
+
     def _check(self) -> None:
         if self._closed:
             raise LeaseRevoked(
@@ -100,6 +111,44 @@ class Binding:
         with self._running:
             self._check()
             return self._session.execute(self._binding_id, timeout)
+
+    def submit(self, *, timeout: float | None = None) -> Submission:
+        """Starts a run and returns; with as much in flight as the session may have, waits for room.
+
+        Runs of one binding go one after the other, in the order of submission, over the same
+        memory; to have several under way, use several bindings.
+
+        Args:
+            timeout: seconds until the broker gives up on starting it, and for which this waits for
+                room; None means the session's `call_timeout`.
+
+        Raises:
+            DeadlineExpired: no room in time.
+            BrokerLost, SessionClosed, LeaseRevoked: there is nobody to submit to.
+            Unsupported: the session has no rings.
+        """
+        self.check()
+        hot = self._session.hot_path()
+        deadline_ns = self._deadline(timeout)
+        while True:
+            try:
+                return Submission(hot, self, hot.submit(self._binding_id, deadline_ns))
+            except WouldBlock:
+                hot.wait_room(deadline_ns)
+
+    def submit_nowait(self, *, timeout: float | None = None) -> Submission:
+        """Like `submit`, but never waits.
+
+        Raises:
+            WouldBlock: as much in flight as the session may have.
+        """
+        self.check()
+        hot = self._session.hot_path()
+        return Submission(hot, self, hot.submit(self._binding_id, self._deadline(timeout)))
+
+    def _deadline(self, timeout: float | None) -> int:
+        seconds = self._session.call_timeout if timeout is None else timeout
+        return time.monotonic_ns() + int(seconds * 1e9)
 
     def close(self) -> None:
         """Gives the binding back, and the buffer that it made for itself. Idempotent.

@@ -14,6 +14,7 @@ from qnnbroker.v1 import control_pb2 as pb
 from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
 
 from .attach import AttachConnection
+from .timing import Timing
 
 #: How long a call that failed as unavailable waits for the attach socket to show that the broker
 #: is gone for good: the kernel closes the sockets of a dead process one after the other.
@@ -41,15 +42,6 @@ class LoadProgress:
     stage: LoadStage
     bytes_done: int
     bytes_total: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What one run took in the broker: waiting, executing, and bytes it had to copy."""
-
-    queue_ns: int
-    execute_ns: int
-    copied_bytes: int
 
 
 class Control:

@@ -20,6 +20,7 @@ cdef extern from "qb_client.h" nogil:
     ctypedef struct qb_client:
         uint64_t median_ns
         uint64_t spin_ns
+        uint32_t watched_done
     uint64_t qb_client_file_bytes(uint32_t sq_slots)
     uint64_t qb_broker_file_bytes(uint32_t cq_slots)
     qb_client *qb_client_new(void *client_file, uint64_t client_bytes, const void *broker_file,
@@ -53,6 +54,7 @@ cdef class ClientRing:
     cdef int pipe
     cdef int users  # threads inside a call that released the GIL
     cdef bint closing
+    cdef object on_watched
     cdef int _enter(self) except -1
     cdef void _leave(self) noexcept
     cdef _take(self, uint64_t ticket, int64_t timeout_ns)

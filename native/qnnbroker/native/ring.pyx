@@ -189,6 +189,8 @@ cdef class ClientRing:
         while True:
             with nogil:
                 result = qb_client_wait(self.ptr, ticket, left, &slot)
+            if self.on_watched is not None and self.ptr.watched_done:
+                self.on_watched()
             if result == 0:
                 return (slot.status, slot.queue_ns, slot.execute_ns, slot.copied_bytes)
             if result == QB_CLIENT_LOST:
@@ -286,6 +288,11 @@ cdef class ClientRing:
         """Says that nobody will wait for `ticket`; its place is free once it is over. Idempotent."""
         if self.ptr is not NULL:
             qb_client_abandon(self.ptr, ticket)
+
+    def watch(self, on_watched):
+        """Calls `on_watched` when another thread's wait took in what an event loop watches; None for
+        nobody. It is called on that thread and must only pass the news on."""
+        self.on_watched = on_watched
 
     def take_watched(self):
         """For an event loop: the completions of watched tickets that have come, and rings the pipe

@@ -148,6 +148,30 @@ def from_grpc(status: int, message: str, detail: bytes | None) -> BrokerError:
     return _BY_STATUS.get(status, BrokerError)(message or f"gRPC status {status}")
 
 
+_COMPLETION_TEXTS = {
+    2: "the binding is not known",
+    3: "the binding is gone",
+    4: "the binding was released",
+    5: "the session has as many submissions in flight as it may",
+    7: "the deadline passed before it ran",
+    9: "it was cancelled",
+    10: "the session was closed",
+    11: "the NPU restarted",
+    12: "the broker is stopping",
+    13: "the NPU is lost",
+    15: "the QNN library refused the execute; the broker's log and statistics say more",
+}
+
+
+def completion_text(code: int) -> str:
+    """A clause for people about a completion code that is not 0."""
+    known = _COMPLETION_TEXTS.get(code)
+    if known is None:
+        _, reason = COMPLETION.get(code, (None, "INTERNAL"))
+        known = f"the execute failed: {reason} (completion code {code})"
+    return known
+
+
 def from_completion(code: int, message: str) -> BrokerError:
     """The exception of a completion whose status is `code` (not 0)."""
     cls, reason = COMPLETION.get(code, (errors.BackendError, "INTERNAL"))

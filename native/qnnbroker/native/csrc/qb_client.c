@@ -253,7 +253,10 @@ int qb_client_wait(qb_client *c, uint64_t ticket, int64_t timeout_ns, qb_cq_slot
             result = QB_CLIENT_LOST;
             break;
         }
+        uint32_t watched = c->watched_done;
         result = step(c, deadline, spin_until);
+        if (!result && c->watched_done > watched)
+            result = QB_CLIENT_INTERRUPTED; /* the ring was for an event loop too: let it know */
         if (result && t->state != QB_TICKET_DONE)
             break;
         result = 0;

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Submission: one run that is under way."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from qnnbroker.protos.errors import DeadlineExpired
+
+from .hotpath import HotPath, completion_error
+from .timing import Timing
+
+if TYPE_CHECKING:
+    from .bindings import Binding
+
+
+class Submission:
+    """A run of a binding that `Binding.submit` started.
+
+    The arrays of the binding belong to the run until it is done: neither write its inputs nor read
+    its outputs before. A submission that nobody keeps is let go; it may still run.
+
+    Threads: any. Fork: not usable in the child.
+    """
+
+    def __init__(self, hot: HotPath, binding: "Binding", ticket: int) -> None:
+        self._hot = hot
+        self._binding = binding  # keeps its memory while this is under way
+        self._ticket = ticket
+        self._lock = threading.Lock()
+        self._done: tuple[int, int, int, int] | None = None
+
+    @property
+    def ticket(self) -> int:
+        """The number that pairs it with its completion."""
+        return self._ticket
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over; never waits."""
+        return self.wait_done(0.0)
+
+    def wait_done(self, timeout: float | None = None) -> bool:
+        """Waits until it is over, one way or another; False when `timeout` seconds passed first.
+
+        Raises:
+            BrokerLost, SessionClosed: nothing more will come.
+        """
+        with self._lock:
+            if self._done is None:
+                self._done = self._hot.wait(self._ticket, timeout)
+            return self._done is not None
+
+    def result(self, timeout: float | None = None) -> Timing:
+        """Waits and tells what the run took; the outputs are in the binding's arrays.
+
+        Raises:
+            DeadlineExpired: not over within `timeout` seconds (it goes on), or it came too late.
+            SubmissionCancelled: `cancel` was in time.
+            BrokerLost, SessionClosed, BrokerError: what happened instead.
+        """
+        if not self.wait_done(timeout):
+            raise DeadlineExpired(
+                f"submission {self._ticket} is not over after {timeout:g} s", reason="RUNNING"
+            )
+        assert self._done is not None
+        status, queue_ns, execute_ns, copied_bytes = self._done
+        if status:
+            raise completion_error(status, self._binding.binding_id)
+        return Timing(queue_ns, execute_ns, copied_bytes)
+
+    def cancel(self) -> bool:
+        """Asks the broker not to run it. `result` then says whether that was in time.
+
+        False when it is over already, or the ring has no room for the wish.
+        """
+        return self._done is None and self._hot.ring.cancel(self._ticket)
+
+    def __del__(self) -> None:
+        if getattr(self, "_done", 0) is None:
+            self._hot.ring.abandon(self._ticket)
+
+    def __repr__(self) -> str:
+        state = "under way" if self._done is None else "over"
+        return f"<Submission {self._ticket} of {self._binding!r}, {state}>"
