@@ -14,6 +14,8 @@ cdef extern from "qb_counters.h" nogil:
         QB_COUNT_BINDING
         QB_COUNT_SUBMISSION
         QB_COUNT_RING
+        QB_COUNT_REGISTRATION
+        QB_COUNT_RPCMEM
         QB_COUNTERS
     void qb_count(qb_counter which, int delta)
     int64_t qb_counter_value(qb_counter which)

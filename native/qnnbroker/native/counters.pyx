@@ -13,6 +13,8 @@ _NAMES = {
     "bindings": QB_COUNT_BINDING,
     "submissions": QB_COUNT_SUBMISSION,
     "rings": QB_COUNT_RING,
+    "registrations": QB_COUNT_REGISTRATION,
+    "rpcmem": QB_COUNT_RPCMEM,
 }
 
 

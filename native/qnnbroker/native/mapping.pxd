@@ -13,6 +13,7 @@ cdef class Mapping:
     cdef Py_ssize_t stride       # 1; exported buffers point here
     cdef int fd                  # ours; -1 before
     cdef bint can_write
+    cdef void (*free_base)(void *base) noexcept nogil  # NULL: mapped here, by mmap
     cdef object __weakref__
 
     cdef int map(self, size_t length, uint64_t offset, bint writable) except -1
@@ -20,4 +21,5 @@ cdef class Mapping:
 cdef uint64_t whole(object value, str what) except? 0  # a count of bytes from Python, checked
 cdef Mapping map_new(uint64_t size, object name, bint others_write)
 cdef Mapping map_sealed(int fd, uint64_t wanted, bint writable)
+cdef Mapping map_dma_buf(int fd, uint64_t wanted)
 cdef Mapping map_range(int fd, uint64_t start, object size_bytes)

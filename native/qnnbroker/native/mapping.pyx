@@ -8,7 +8,7 @@ import os
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint64_t
 
-from qnnbroker.native.counters cimport QB_COUNT_REGION, qb_count
+from qnnbroker.native.counters cimport QB_COUNT_REGION, QB_COUNT_RPCMEM, qb_count
 
 
 cdef extern from "<sys/types.h>" nogil:
@@ -43,6 +43,8 @@ cdef extern from "<sys/stat.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     int ftruncate(int fd, off_t length)
+    off_t lseek(int fd, off_t offset, int whence)
+    int SEEK_END
     long sysconf(int name)
     int _SC_PAGESIZE, _SC_PHYS_PAGES
 
@@ -55,6 +57,9 @@ cdef extern from *:
     """
     const int F_SEAL_FUTURE_WRITE
     const long HUGETLBFS_MAGIC
+
+cdef extern from "qb_dmabuf.h" nogil:
+    bint qb_dmabuf_is(int fd)
 
 #: Nobody means a region larger than this.
 MAX_REGION_BYTES = 1 << 40
@@ -86,14 +91,20 @@ cdef class Mapping:
         self.data = NULL
         self.fd = -1
         self.stride = 1
+        self.free_base = NULL
 
     def __init__(self):
         raise TypeError("a Mapping is made by a Region")
 
     def __dealloc__(self):
         if self.base is not NULL:
-            munmap(self.base, self.mapped_bytes)
             qb_count(QB_COUNT_REGION, -1)
+        if self.free_base is not NULL:  # and the fd is the allocation's
+            qb_count(QB_COUNT_RPCMEM, -1)
+            self.free_base(self.base)
+            return
+        if self.base is not NULL:
+            munmap(self.base, self.mapped_bytes)
         if self.fd >= 0:
             close(self.fd)
 
@@ -182,6 +193,22 @@ cdef Mapping map_sealed(int fd, uint64_t wanted, bint writable):
         raise ValueError(f"fd {fd} has {info.st_size} bytes; {wanted} are wanted")
     whole(info.st_size, f"the size of fd {fd}")
     mapping.map(<size_t>info.st_size, 0, writable)
+    return mapping
+
+
+cdef Mapping map_dma_buf(int fd, uint64_t wanted):
+    """See Region.from_dma_buf."""
+    cdef off_t size
+    cdef Mapping mapping = _own(fd)
+    if not qb_dmabuf_is(mapping.fd):
+        raise ValueError(f"fd {fd} is not a DMA buffer")
+    size = lseek(mapping.fd, 0, SEEK_END)  # never changes
+    if size < 0:
+        raise _os_error(errno, f"the size of fd {fd}")
+    if size == 0 or <uint64_t>size < wanted:
+        raise ValueError(f"fd {fd} has {size} bytes; {wanted} are wanted")
+    whole(size, f"the size of fd {fd}")
+    mapping.map(<size_t>size, 0, True)
     return mapping
 
 

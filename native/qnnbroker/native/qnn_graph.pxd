@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, uint32_t
 
 from qnnbroker.native.qnn_handle cimport QnnHandle
-from qnnbroker.native.qnn_library cimport qb_qnn_graph, qb_qnn_runnable
+from qnnbroker.native.qnn_library cimport qb_handle, qb_qnn_graph, qb_qnn_runnable
 from qnnbroker.native.runnable cimport Runnable
 
 cdef extern from "qb_tensor.h" nogil:
@@ -19,6 +19,9 @@ cdef extern from "qb_tensor.h" nogil:
         const void *pairs
     void qb_tensor_build(void *record, const qb_tensor_spec *spec, void *data, uint32_t size)
 
+cdef extern from "qb_qnn_memory.h" nogil:
+    void qb_tensor_use_handle(void *record, qb_handle memory)
+
 cdef class QnnGraph:
     cdef readonly QnnHandle context
     cdef readonly object info      # GraphInfo
@@ -31,6 +34,7 @@ cdef class QnnGraph:
 
 cdef class QnnRunnable(Runnable):
     cdef readonly QnnGraph graph
+    cdef readonly tuple registrations  # of each tensor, or None; kept open
     cdef qb_qnn_runnable *native   # one block: this, the tensor records, the buffer views
     cdef Py_buffer *views
     cdef Py_ssize_t held           # how many of the views are exported to us
@@ -38,6 +42,7 @@ cdef class QnnRunnable(Runnable):
     cdef object __weakref__
 
     cdef int take(self, object span, object tensor, bint output) except -1
+    cdef int use(self, void *record, QnnHandle memory, object span, Py_ssize_t i) except -1
     cdef bint executing(self) noexcept
     cdef void release(self) noexcept
 

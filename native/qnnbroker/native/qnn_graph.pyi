@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, Never, Self
 
@@ -7,13 +7,14 @@ from typing_extensions import Buffer, disjoint_base
 
 from qnnbroker.native.qnn_handle import QnnHandle
 from qnnbroker.native.qnn_info import GraphInfo, TensorInfo
+from qnnbroker.native.qnn_memory import QnnRegistration
+from qnnbroker.native.qnn_spans import check_overlap as check_overlap
 from qnnbroker.native.runnable import Runnable
 
 MAX_PRIORITY: Final = 500
 MAX_TENSOR_BYTES: Final = 0xFFFFFFFF
 
 def checked_priority(priority: int) -> int: ...
-def check_overlap(spans: Iterable[tuple[int, int, bool, str]]) -> None: ...
 
 @disjoint_base
 class QnnGraph:
@@ -34,17 +35,20 @@ class QnnGraph:
         self,
         inputs: Iterable[tuple[Buffer, int, int]],
         outputs: Iterable[tuple[Buffer, int, int]],
+        registrations: Sequence[QnnRegistration | None] | None = None,
     ) -> QnnRunnable: ...
     def __reduce__(self) -> Never: ...
 
 @disjoint_base
 class QnnRunnable(Runnable):
     graph: QnnGraph
+    registrations: tuple[QnnRegistration | None, ...]
     def __new__(
         cls,
         graph: QnnGraph,
         inputs: Iterable[tuple[Buffer, int, int]],
         outputs: Iterable[tuple[Buffer, int, int]],
+        registrations: Sequence[QnnRegistration | None] | None = None,
     ) -> Self: ...
     def execute(self) -> None: ...
     def close(self) -> None: ...

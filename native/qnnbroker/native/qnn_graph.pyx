@@ -25,14 +25,14 @@ from qnnbroker.native.runnable cimport Runnable, qb_graph, qb_hist_quantile, qb_
 
 from qnnbroker.native.qnn_error import NOT_SUPPORTED
 from qnnbroker.native.qnn_info import element_bits
+from qnnbroker.native.qnn_spans import check_overlap
 
 #: Priorities are from 0 (low) to this; 100 is normal.
 MAX_PRIORITY = QB_QNN_MAX_PRIORITY
 #: QNN states the size of one tensor in 32 bits.
 MAX_TENSOR_BYTES = 0xFFFFFFFF
 
-cdef object _getpid = os.getpid
-cdef object _warn = warnings.warn
+cdef object _getpid = os.getpid, _warn = warnings.warn
 
 
 def checked_priority(priority):
@@ -180,22 +180,24 @@ cdef class QnnGraph:
             "total_p99_ns": qb_hist_quantile(&g.total, 0.99),
         }
 
-    def bind(self, inputs, outputs):
+    def bind(self, inputs, outputs, registrations=None):
         """A runnable that executes on the given memory, in place.
 
         Args:
             inputs: (owner, offset, size) for each of `inputs`, in that order: `size` bytes from
                 `offset` of the buffer that `owner` exports.
             outputs: the same for `outputs`; their owners must be writable.
+            registrations: for each input, then each output: None or the QnnRegistration of its memory.
 
         The owners' buffers stay exported, so their memory stays, until the runnable is closed.
 
         Raises:
             ValueError: a wrong number of spans; a size that is not the tensor's; a span that leaves
                 its buffer or is not aligned to the element; an output that overlaps anything; no
-                usable buffer; the context is closed.
+                usable buffer; a registration that is closed, of another context, place, data type
+                or shape; the context is closed.
         """
-        return QnnRunnable(self, inputs, outputs)
+        return QnnRunnable(self, inputs, outputs, registrations)
 
     def __reduce__(self):
         raise TypeError("a QnnGraph belongs to its process and cannot be pickled")
@@ -209,11 +211,11 @@ cdef class QnnRunnable(Runnable):
 
     Close it, or use it as a context manager; a forgotten one warns with ResourceWarning.
 
-    Threads: one execute at a time; different runnables may execute at once. Whoever executes it
-    natively must hold a reference to this object. Fork: of no use in a child.
+    Threads: one execute at a time; several runnables at once. Whoever executes it natively must hold
+    a reference to this object. Fork: of no use in a child.
     """
 
-    def __cinit__(self, QnnGraph graph not None, inputs, outputs):
+    def __cinit__(self, QnnGraph graph not None, inputs, outputs, registrations=None):
         cdef Py_ssize_t n_in = len(graph.info.inputs), n_out = len(graph.info.outputs), i
         cdef size_t records = <size_t>(n_in + n_out) * QB_TENSOR_BYTES
         cdef size_t head = (sizeof(qb_qnn_runnable) + 15) // 16 * 16
@@ -243,6 +245,9 @@ cdef class QnnRunnable(Runnable):
                 for i, t in enumerate((*graph.info.inputs, *graph.info.outputs))
             ]
         )
+        known = tuple(registrations or [None] * (n_in + n_out))
+        if len(known) != n_in + n_out:
+            raise ValueError(f"{n_in + n_out} registrations wanted, found {len(known)}")
         at = block + head
         for i in range(n_in + n_out):
             qb_tensor_build(
@@ -251,6 +256,8 @@ cdef class QnnRunnable(Runnable):
                 <uint8_t *>self.views[i].buf + <size_t>spans[i][1],
                 <uint32_t>spans[i][2],
             )
+            if known[i] is not None:
+                self.use(at, known[i], spans[i], i)
             at += QB_TENSOR_BYTES
         qb_qnn_runnable_init(
             self.native,
@@ -260,7 +267,12 @@ cdef class QnnRunnable(Runnable):
             block + head + <size_t>n_in * QB_TENSOR_BYTES,
             <uint32_t>n_out,
         )
+        self.native.registered = None not in known
         self.ptr = &self.native.base
+        self.registrations = known
+        for memory in known:
+            if memory is not None:
+                (<QnnHandle>memory).add_child()
         graph.context.add_child()
         qb_count(QB_COUNT_RUNNABLE, 1)
 
@@ -304,6 +316,19 @@ cdef class QnnRunnable(Runnable):
             raise ValueError(f"{what} needs an offset that {alignment} divides, found {offset}")
         return 0
 
+    cdef int use(self, void *record, QnnHandle memory, object span, Py_ssize_t i) except -1:
+        """Puts a registration into a record. Anything but a live one would crash the library."""
+        tensor = (*self.graph.info.inputs, *self.graph.info.outputs)[i]
+        memory.ensure_alive()
+        if memory.free_operation != "memDeRegister" or memory.parent is not self.graph.context:
+            raise ValueError(f"tensor {tensor.name!r}: {memory!r} is no registration of its context")
+        found = (memory.dtype, memory.shape, memory.offset)
+        wanted = (tensor.dtype, tuple(tensor.shape) or (1,), span[1])
+        if found != wanted:
+            raise ValueError(f"tensor {tensor.name!r} is {wanted}, the registration is of {found}")
+        qb_tensor_use_handle(record, memory.handle)
+        return 0
+
     cdef bint executing(self) noexcept:
         if self.ptr is NULL:
             return False
@@ -321,6 +346,10 @@ cdef class QnnRunnable(Runnable):
         self.native = NULL
         if live:
             qb_count(QB_COUNT_RUNNABLE, -1)
+            for memory in self.registrations:
+                if memory is not None:
+                    (<QnnHandle>memory).drop_child()
+            self.registrations = ()
             self.graph.context.drop_child()
 
     def execute(self):
@@ -369,23 +398,3 @@ cdef class QnnRunnable(Runnable):
 
     def __repr__(self):
         return f"<QnnRunnable of {self.graph.name!r}{' closed' if self.ptr is NULL else ''}>"
-
-
-def check_overlap(spans):
-    """Refuses spans (start, size, is_output, name) of which an output shares bytes with another.
-
-    Inputs may share. Two mappings of the same memory at different addresses are not seen.
-
-    Raises:
-        ValueError: names the two.
-    """
-    end = output_end = 0  # the furthest that spans so far reach, and outputs among them
-    last = last_output = ""
-    for start, size, is_output, name in sorted(spans):
-        if start < (end if is_output else output_end):
-            other = last if is_output else last_output
-            raise ValueError(f"tensors {other!r} and {name!r} overlap, and one is an output")
-        if start + size > end:
-            end, last = start + size, name
-        if is_output and start + size > output_end:
-            output_end, last_output = start + size, name

@@ -28,6 +28,7 @@ cdef extern from "qb_qnn.h" nogil:
         qb_handle handle
     ctypedef struct qb_qnn_runnable:
         qb_runnable base
+        bint registered
 
     const qb_qnn *qb_qnn_open(const char *directory, char *why, size_t why_bytes)
     uint64_t qb_qnn_has_capability(const qb_qnn *q, uint32_t key)

@@ -17,6 +17,7 @@ from libc.stdint cimport uint64_t
 
 from qnnbroker.native.mapping cimport (
     Mapping,
+    map_dma_buf,
     map_new,
     map_range,
     map_sealed,
@@ -50,8 +51,8 @@ def span_ok(total, offset, length):
 cdef class Region:
     """A MAP_SHARED mapping of one fd, and the fd.
 
-    Three ways to one: `create` (new sealed memory), `from_fd` (somebody's sealed memory),
-    `map_file` (a read-only range of a file). The buffer protocol gives the bytes: `memoryview(r)`,
+    Ways to one: `create` (new sealed memory), `from_fd` (somebody's sealed memory), `from_dma_buf`,
+    `map_file` (a read-only range of a file), `RpcMem.create`. The buffer protocol gives the bytes: `memoryview(r)`,
     `np.frombuffer(r, dtype)`. Whatever is made over them keeps them mapped, so no view can outlive
     the mapping: `close` refuses with BufferError while there are views, `release` lets the last
     view unmap.
@@ -110,6 +111,22 @@ cdef class Region:
         cdef uint64_t wanted = 0 if size_bytes is None else whole(size_bytes, "size_bytes")
         cdef Region self = Region.__new__(cls)
         self._take(map_sealed(fd, wanted, writable))
+        return self
+
+    @classmethod
+    def from_dma_buf(cls, fd, *, size_bytes=None):
+        """Maps the whole of a DMA buffer, which cannot change its size.
+
+        Takes its own duplicate of `fd`; the caller keeps `fd`. CPU access has to be bracketed, see
+        `qnnbroker.native.dmabuf`.
+
+        Raises:
+            ValueError: not a DMA buffer, or smaller than `size_bytes`.
+            OSError: a bad fd, or what the kernel says.
+        """
+        cdef uint64_t wanted = 0 if size_bytes is None else whole(size_bytes, "size_bytes")
+        cdef Region self = Region.__new__(cls)
+        self._take(map_dma_buf(fd, wanted))
         return self
 
     @classmethod

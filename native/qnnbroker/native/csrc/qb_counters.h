@@ -17,6 +17,8 @@ enum qb_counter {
     QB_COUNT_BINDING,    /* executor bindings */
     QB_COUNT_SUBMISSION, /* queued or running */
     QB_COUNT_RING,
+    QB_COUNT_REGISTRATION, /* memory that a QNN context knows */
+    QB_COUNT_RPCMEM,       /* live allocations of libcdsprpc */
     QB_COUNTERS
 };
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "qb_log.h"
+#include "qb_qnn_memory.h"
 #include "qb_qnn_slots.h"
 #include "qb_tensor.h"
 
@@ -33,13 +34,7 @@ static void config_ptr(config *c, uint32_t option, const void *value) {
     memcpy(c->bytes + 8, &value, 8);
 }
 
-/* Returns what the function in the slot says, or "not supported" when the slot is empty. */
-#define CALL(table, slot, types, values)                                                           \
-    do {                                                                                           \
-        uint64_t(*function) types = (uint64_t(*) types)qb_qnn_slot(table, slot);                   \
-        qb_log_clear_error();                                                                      \
-        return function ? function values : QB_QNN_NOT_SUPPORTED;                                  \
-    } while (0)
+#define CALL QB_CALL
 #define CORE (qb_qnn_core_table(q))
 #define SYSTEM (qb_qnn_system_table(q))
 
@@ -193,9 +188,20 @@ static uint64_t execute(const qb_qnn *q, const qb_qnn_graph *graph, qb_qnn_runna
          (graph->handle, r->inputs, r->input_count, r->outputs, r->output_count, 0, 0));
 }
 
+static atomic_uint_fast64_t executes[2]; /* not all tensors registered; all of them */
+
+uint64_t qb_qnn_executes_raw(void) {
+    return atomic_load_explicit(&executes[0], memory_order_relaxed);
+}
+
+uint64_t qb_qnn_executes_registered(void) {
+    return atomic_load_explicit(&executes[1], memory_order_relaxed);
+}
+
 static uint64_t runnable_execute(qb_runnable *self) {
     qb_qnn_runnable *runnable = (qb_qnn_runnable *)self;
     const qb_qnn_graph *graph = (const qb_qnn_graph *)self->graph;
+    atomic_fetch_add_explicit(&executes[runnable->registered], 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&runnable->running, 1, memory_order_relaxed);
     uint64_t code = execute(graph->qnn, graph, runnable);
     atomic_fetch_sub_explicit(&runnable->running, 1, memory_order_release);

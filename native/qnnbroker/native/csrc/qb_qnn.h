@@ -86,6 +86,7 @@ typedef struct qb_qnn_runnable {
     qb_runnable base;
     void *inputs, *outputs;
     uint32_t input_count, output_count;
+    bool registered;     /* every tensor is registered memory */
     atomic_uint running; /* executes under way */
 } qb_qnn_runnable;
 

@@ -18,12 +18,21 @@ enum {
     QB_SLOT_GRAPH_SET_CONFIG = 17,
     QB_SLOT_GRAPH_RETRIEVE = 20,
     QB_SLOT_GRAPH_EXECUTE = 21,
+    QB_SLOT_GRAPH_EXECUTE_ASYNC = 22,
     QB_SLOT_LOG_CREATE = 25,
     QB_SLOT_LOG_FREE = 27,
+    QB_SLOT_PROFILE_CREATE = 28,
+    QB_SLOT_PROFILE_FREE = 34,
+    QB_SLOT_MEM_REGISTER = 35,
+    QB_SLOT_MEM_DEREGISTER = 36,
     QB_SLOT_PLATFORM_INFO = 37,
     QB_SLOT_FREE_PLATFORM_INFO = 38,
+    QB_SLOT_INFRASTRUCTURE = 39,
     QB_SLOT_DEVICE_CREATE = 40,
     QB_SLOT_DEVICE_FREE = 43,
+    QB_SLOT_SIGNAL_CREATE = 44,
+    QB_SLOT_SIGNAL_FREE = 47,
+    QB_SLOT_CONTEXT_WITH_CALLBACK = 68,
 };
 
 enum {
@@ -43,3 +52,12 @@ static inline const void *qb_qnn_system_table(const qb_qnn *q) {
 static inline const void *qb_qnn_slot(const void *table, unsigned slot) {
     return qb_ptr(table, 8 * (size_t)slot);
 }
+
+/* Returns what the function in the slot says, or "not supported" when the slot is empty. For a
+ * function whose whole rest is this call; include qb_log.h. */
+#define QB_CALL(table, slot, types, values)                                                        \
+    do {                                                                                           \
+        uint64_t(*function) types = (uint64_t(*) types)qb_qnn_slot(table, slot);                   \
+        qb_log_clear_error();                                                                      \
+        return function ? function values : QB_QNN_NOT_SUPPORTED;                                  \
+    } while (0)

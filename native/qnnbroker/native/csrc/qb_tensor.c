@@ -2,6 +2,8 @@
  * Reads and builds the records whose layout qb_tensor.h describes. */
 #include "qb_tensor.h"
 
+#include "qb_qnn_memory.h"
+
 /* Every described record is {u32 version, padding, body at 8}. */
 enum { BODY = 8 };
 
@@ -219,4 +221,11 @@ void qb_tensor_build(void *record, const qb_tensor_spec *spec, void *data, uint3
     put_u32(body, T_MEMORY_TYPE, 0); /* the client's own memory */
     put_ptr(body, T_DATA, data);
     put_u32(body, T_SIZE, size);
+}
+
+void qb_tensor_use_handle(void *record, qb_handle memory) {
+    uint8_t *body = (uint8_t *)record + BODY;
+    put_u32(body, T_MEMORY_TYPE, 1); /* registered memory: the handle lies where the address did */
+    memcpy(body + T_DATA, &memory, sizeof memory);
+    put_u32(body, T_SIZE, 0);
 }

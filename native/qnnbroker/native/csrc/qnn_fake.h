@@ -77,7 +77,8 @@ void fake_table_drop(struct fake_table *table, uint64_t handle);
 struct fake_switches {
     uint32_t device_arch, soc, vtcm_mb, concurrency, info_version, null_slot;
     uint32_t core_api[3];
-    bool hardware, mem_register, shared_weights_crash, noise, no_provider, record_off;
+    bool hardware, mem_register, mem_ion, mem_custom, shared_weights_crash, noise, no_provider,
+        record_off;
     uint64_t create_us, execute_us, memory_limit;
     char build[64];
     char record[256];

@@ -26,7 +26,13 @@ struct place {
 static uint64_t read_place(struct fake_call *call, const struct fake_memory_descriptor *d,
                            uint64_t bytes, struct place *place) {
     const struct fake_htp_descriptor *custom = d->as.custom;
+    const struct fake_switches switches = fake_switches_now();
 
+    if ((d->memory_type == 1 && !switches.mem_ion) ||
+        (d->memory_type == 2 && !switches.mem_custom)) {
+        fake_why(call, "a switch refuses memory type %u", d->memory_type);
+        return FAKE_MEMORY_TYPE;
+    }
     switch (d->memory_type) {
     case 1:
         *place = (struct place){.fd = d->as.fd, .total = bytes};

@@ -70,6 +70,8 @@ static bool set(struct fake_switches *s, const char *key, const char *value) {
     } flags[] = {
         {"hardware", offsetof(struct fake_switches, hardware)},
         {"mem_register", offsetof(struct fake_switches, mem_register)},
+        {"mem_ion", offsetof(struct fake_switches, mem_ion)},
+        {"mem_custom", offsetof(struct fake_switches, mem_custom)},
         {"noise", offsetof(struct fake_switches, noise)},
         {"no_provider", offsetof(struct fake_switches, no_provider)},
         {"shared_weights_crash", offsetof(struct fake_switches, shared_weights_crash)},
@@ -269,6 +271,8 @@ __attribute__((constructor)) static void load(void) {
         .concurrency = 1,
         .info_version = 3,
         .null_slot = FAKE_NONE,
+        .mem_ion = true,
+        .mem_custom = true,
         .core_api = {2, 40, 0},
         .build = "v2.51.0.260929181845",
     };
