@@ -70,7 +70,8 @@ class Control:
         self._channel = grpc.insecure_channel(
             paths.grpc_target(grpc_path),
             options=[
-                ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS),
+                # The minimum stays gRPC's own: it is also how long a connection may take to be
+                # made, and a busy broker needs more than 50 ms for that at times.
                 ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
                 ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
                 ("grpc.max_send_message_length", limit),
