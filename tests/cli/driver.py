@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import PATIENCE_SECONDS
+from tests.broker_process import BrokerProcess
+from tests.waiting import PATIENCE_SECONDS, wait_until
+
+from qnnbroker.v1 import control_pb2 as pb
 
 #: As the installed script does it: no directory of the caller's on the module path.
 PROGRAM = [sys.executable, "-P", "-m", "qnnbroker.cli.main"]
@@ -114,6 +117,16 @@ class CommandLine:
             env=self.environment(**(env or {})),
             pass_fds=pass_fds,
         )
+
+
+def wait_running(broker: BrokerProcess) -> None:
+    """Until a session of the broker has a run under way."""
+
+    def running() -> bool:
+        sessions = broker.stub.ListSessions(pb.ListSessionsRequest(), timeout=PATIENCE_SECONDS)
+        return any(session.in_flight for session in sessions.sessions)
+
+    wait_until(running, "a run is under way")
 
 
 def finish(process: "subprocess.Popen[bytes]") -> Ended:

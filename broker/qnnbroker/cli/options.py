@@ -221,9 +221,9 @@ def broker_config(settings: Mapping[str, Setting]) -> BrokerConfig:
         WrongUsage: a value out of range.
     """
     values = {name: setting.value for name, setting in settings.items()}
-    for name in ("runtime_dir", "qnn_lib_dir"):
-        if values.get(name):  # the broker changes its directory
-            values[name] = os.path.abspath(values[name])
+    for name, value in values.items():
+        if name.endswith("_dir") and value:  # the broker changes its directory
+            values[name] = os.path.abspath(value)
     try:
         return BrokerConfig(**values)
     except InvalidRequest as error:

@@ -32,7 +32,13 @@ def flag_of(option: Option) -> click.Option:
         shown = str(option.default) if option.default != "" else "none"
         if option.unit == "bytes" and option.default % (1 << 20) == 0:
             shown = f"{option.default >> 20}MiB"
-        metavar = {str: "TEXT", int: "N", float: "X", bool: "BOOL"}[option.kind]
+        if option.kind is bool:
+            return click.Option(
+                [f"{option.flag}/--no-{option.flag[2:]}", option.name],
+                default=None,
+                help=f"{option.help}.  [default: {'yes' if option.default else 'no'}]",
+            )
+        metavar = {str: "TEXT", int: "N", float: "X"}[option.kind]
         metavar = "BYTES" if option.unit == "bytes" else metavar
     unit = f", in {option.unit}" if option.unit and option.unit != "bytes" else ""
     return click.Option(
@@ -53,7 +59,7 @@ def flag_of(option: Option) -> click.Option:
         ("qnnbroker serve --ready-fd 3 3>ready", "tell a script when clients may come"),
     ],
 )
-def serve(**given: str | None) -> Never:
+def serve(**given: str | bool | None) -> Never:
     """Run the broker in the foreground.
 
     Every option can also be set in the configuration file (see `qnnbroker config`) or by an
@@ -64,9 +70,10 @@ def serve(**given: str | None) -> Never:
     pid, its sockets and its configuration. It is ready when --ready-fd gets its line.
     """
     call = invocation()
+    texts = {n: str(v).lower() if isinstance(v, bool) else v for n, v in given.items()}
     if call.runtime_dir is not None:
-        given = {**given, "runtime_dir": call.runtime_dir}
-    _, settings = effective(call.config_file, given)
+        texts["runtime_dir"] = call.runtime_dir
+    _, settings = effective(call.config_file, texts)
     config = broker_config(settings)
     check_start(config.directory, settings)
     if call.json:
