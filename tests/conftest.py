@@ -18,6 +18,7 @@ from qnnbroker.native.counters import live_counts
 StartBroker = Callable[..., BrokerProcess]
 
 _dump_to = pytest.StashKey[int]()
+_exit_status = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,8 +26,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_dump_to] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[_exit_status] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leaves without the QNN library's own teardown, which races with `exit`, as the broker does."""
     os.close(config.stash[_dump_to])
+    if live_counts()["libraries"]:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.stash.get(_exit_status, pytest.ExitCode.INTERNAL_ERROR))
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -88,6 +100,6 @@ def _held() -> tuple[list[str], int, dict[str, int]]:
             fds.append(os.readlink(f"/proc/self/fd/{fd}"))
         except FileNotFoundError:  # that of the listing itself
             continue
-    # A QNN library is loaded once and never unloaded.
-    counts = {k: v for k, v in live_counts().items() if k != "libraries"}
+    # A QNN library is loaded once and never unloaded; pytest holds a test's own graphs until later.
+    counts = {k: v for k, v in live_counts().items() if k not in ("libraries", "graphs")}
     return sorted(fds), mappings, counts

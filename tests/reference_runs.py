@@ -10,7 +10,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ Tensors = Mapping[str, Array]
 
 
 def reference(
-    how: str, wrapper: Path, feeds: list[Tensors], folder: Path
+    how: str, wrapper: Path, feeds: Sequence[Tensors], folder: Path
 ) -> list[dict[str, bytes]]:
     """The outputs of each case, as bytes by tensor name."""
     given, taken = folder / "feeds.npz", folder / f"{how}.npz"
-    np.savez(given, **{f"{n}|{k}": v for n, case in enumerate(feeds) for k, v in case.items()})
+    arrays: dict[str, Any] = {f"{n}|{k}": v for n, c in enumerate(feeds) for k, v in c.items()}
+    np.savez(given, **arrays)
     command = [sys.executable, __file__, how, str(wrapper), str(given), str(taken)]
     root = Path(__file__).parents[1]
     done = subprocess.run(
@@ -37,10 +38,10 @@ def reference(
     )
     assert done.returncode == 0, done.stderr
     outputs: list[dict[str, bytes]] = [{} for _ in feeds]
-    with np.load(taken) as arrays:
-        for key in arrays.files:
+    with np.load(taken) as loaded:
+        for key in loaded.files:
             number, _, name = key.partition("|")
-            outputs[int(number)][name] = arrays[key].tobytes()
+            outputs[int(number)][name] = loaded[key].tobytes()
     return outputs
 
 
@@ -84,8 +85,10 @@ def main() -> None:
             number, _, name = key.partition("|")
             cases.setdefault(number, {})[name] = arrays[key]
     run = {"ort": ort, "native": native}[how](wrapper)
-    outputs = {f"{n}|{k}": v for n, feeds in cases.items() for k, v in run(feeds).items()}
-    np.savez(taken, **outputs)  # type: ignore[arg-type]
+    outputs: dict[str, Any] = {
+        f"{n}|{k}": v for n, feeds in cases.items() for k, v in run(feeds).items()
+    }
+    np.savez(taken, **outputs)
     os._exit(0)  # the library may crash in its exit handlers
 
 
