@@ -5,6 +5,8 @@ import errno
 import os
 import time
 
+cimport cython
+
 from qnnbroker.native.doorbell import eventfd as new_eventfd
 from qnnbroker.native.doorbell import pipe as new_pipe
 
@@ -86,6 +88,7 @@ cdef class BrokerRing:
                 region.close()
 
 
+@cython.no_gc_clear  # __dealloc__ needs the regions, also when a cycle is taken apart
 cdef class ClientRing:
     """The client's end; takes the four fds over, on failure too.
 
