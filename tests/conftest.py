@@ -33,7 +33,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leaves without the QNN library's own teardown, which races with `exit`, as the broker does."""
+    """Leaves without the QNN library's teardown, which races with `exit`; as the broker does."""
     os.close(config.stash[_dump_to])
     if live_counts()["libraries"]:
         sys.stdout.flush()

@@ -57,6 +57,7 @@ def test_the_limits_are_those_of_the_config() -> None:
         ("max_bindings", 1.5),
         ("max_bindings", 2**32),
         ("max_buffer_bytes", "1G"),
+        ("max_buffer_bytes", 2**40 + 1),
         ("max_session_bytes", 2**63),
         ("max_message_bytes", 2**31),
         ("load_threads", 0),

@@ -24,7 +24,8 @@ def option(default: Any, help: str, *, unit: str = "") -> Any:
 _RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("qnn_log_level",), 1, 5),
     (("max_sessions", "max_buffers", "max_bindings", "max_in_flight"), 1, 2**32 - 1),
-    (("max_buffer_bytes", "max_session_bytes"), 1, 2**63 - 1),
+    (("max_buffer_bytes",), 1, 2**40),  # the largest Region
+    (("max_session_bytes",), 1, 2**63 - 1),
     (("max_message_bytes",), 1, 2**31 - 1),
     (("load_threads", "band_workers"), 1, 64),
     (("band_priorities",), 0, 500),
