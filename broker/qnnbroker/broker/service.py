@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -82,6 +83,8 @@ class BrokerService:
     ) -> tuple[Model, bool]:
         """A model for the session, or for nobody with a keep-alive."""
         self.check_running()
+        if math.isnan(request.keep_alive_seconds):
+            raise InvalidRequest("keep_alive_seconds: a number of seconds wanted, found NaN")
         model, shared = await self.models.load(
             request.path,
             request.name,
