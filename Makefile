@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/CMakeLists.txt native/qnnbroker/native/*.pyx native/qnnbroker/native/*.pxd native/qnnbroker/native/csrc/*)
 
-.PHONY: install native demo test lint types format proto bench clean
+.PHONY: install native demo test soak lint types format proto docs cli-reference bench clean
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,10 @@ demo: install
 test: install
 	$(PY) -m pytest tests
 
+# Clients come and go, some are killed; the memory is drawn in build/soak/pss.png.
+soak: install
+	PYTHONPATH=examples $(PY) -m tests.soak
+
 lint: install
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -48,6 +52,17 @@ format: install
 
 proto: install
 	$(PY) protos/regenerate.py
+
+$(VENV)/.docs: $(VENV)/.requirements
+	$(PY) -m pip install -q --group docs
+	touch $@
+
+# The site, in build/docs. Strict: a broken link is an error.
+docs: install $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+cli-reference: install
+	$(PY) docs/generate_cli.py
 
 bench: install
 	$(PY) -m benchmarks

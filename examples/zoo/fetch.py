@@ -98,7 +98,7 @@ def fetch(package: Package) -> Path:
     target = cache() / "packages" / f"{package.name}-{package.version}-{pin}"
     if target.is_dir():
         return target
-    with locked(f"package-{package.name}"):
+    with locked(f"package-{package.name.replace('/', '-')}"):
         if target.is_dir():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
