@@ -40,6 +40,8 @@ class BrokerProcess:
     record_path: Path
     faults: FakeControl | None = None
     _channels: list[grpc.Channel] = field(default_factory=list)
+    _totals_before: dict[str, int] = field(default_factory=dict)
+    _calls_before: int = 0
     accidents_expected: bool = False
 
     @property
@@ -62,9 +64,15 @@ class BrokerProcess:
             self._stub = control_pb2_grpc.ControlServiceStub(self._channels[0])
         return self._stub
 
+    def start_afresh(self) -> None:
+        """From now on totals and recorded calls are those since now."""
+        self._totals_before, self._calls_before = {}, 0
+        self._totals_before = {k: v for k, v in self.counters().items() if k.endswith("_total")}
+        self._calls_before = len(read_record(self.record_path))
+
     def counters(self) -> dict[str, int]:
         answer = self.stub.GetStatistics(pb.GetStatisticsRequest(), timeout=PATIENCE_SECONDS)
-        return dict(answer.counters)
+        return {k: v - self._totals_before.get(k, 0) for k, v in answer.counters.items()}
 
     def gauges(self) -> dict[str, int]:
         """The counters that must be as before once everybody has gone.
@@ -122,7 +130,8 @@ class BrokerProcess:
 
     def calls(self, name: str) -> list[FakeCall]:
         """The calls of that name that the fake QNN library has recorded, as they ended."""
-        return [c for c in read_record(self.record_path) if c.name == name]
+        calls = read_record(self.record_path)[self._calls_before :]
+        return [c for c in calls if c.name == name]
 
     def wait_hanging(self, count: int) -> None:
         """Until so many calls have come to where a fault rule makes them hang."""

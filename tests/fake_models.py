@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from qnnbroker.native.fake import FakeGraph, FakeOp, FakeTensor, write_binary
+from qnnbroker.v1 import types_pb2
 
 Array = np.ndarray[Any, Any]
 #: Makes a file: (file name, graphs, options of write_binary) -> path.
@@ -65,3 +66,13 @@ def numbers(seed: int) -> tuple[Array, Array]:
         rng.standard_normal(SHAPE).astype(np.float32),
         rng.standard_normal(SHAPE).astype(np.float32),
     )
+
+
+def inline_inputs(seed: int) -> list[types_pb2.InlineTensor]:
+    """`numbers` as the messages of an Infer of `adder`."""
+    return [
+        types_pb2.InlineTensor(
+            name=name, dtype=types_pb2.DATA_TYPE_FLOAT32, shape=x.shape, data=x.tobytes()
+        )
+        for name, x in zip("ab", numbers(seed), strict=True)
+    ]

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.broker_process import BrokerProcess, all_stopped, spawn_broker
-from tests.fake_models import MakeModel
+from tests.fake_models import MakeModel, inline_inputs, model_maker
+from tests.processes.ready import Ready
 from tests.raw_peer import RawAttach, RawPeer
+
+from qnnbroker.v1 import control_pb2 as pb
 
 Connect = Callable[[], RawAttach]
 Attach = Callable[[], RawPeer]
@@ -34,12 +37,23 @@ def module_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
             max_message_bytes=1 << 23,
         )
         with all_stopped([broker]):
+            warm_up(broker, model_maker(tmp_path_factory.mktemp("warm")))
             yield broker
+
+
+def warm_up(broker: BrokerProcess, make_model: MakeModel) -> None:
+    """What a broker makes once, for the first that needs it, and keeps: the share of the inline."""
+    path = make_model()
+    list(broker.stub.LoadModel(pb.LoadModelRequest(path=str(path), name="warm")))
+    broker.stub.Infer(pb.InferRequest(name="warm", inputs=inline_inputs(0)))
+    broker.stub.UnloadModel(pb.UnloadModelRequest(name="warm"))
+    broker.wait_counters(contexts=0, contexts_closing=0)
 
 
 @pytest.fixture
 def shared_broker(module_broker: BrokerProcess) -> Iterator[BrokerProcess]:
     """The module's broker; after each test it holds what it held before."""
+    module_broker.start_afresh()
     before = module_broker.gauges()
     yield module_broker
     module_broker.set_faults("unhang")
@@ -78,3 +92,24 @@ def attach(shared_broker: BrokerProcess) -> Iterator[Attach]:
 @pytest.fixture
 def adder_path(make_model: MakeModel) -> Path:
     return make_model("adder")
+
+
+@pytest.fixture
+def make_ready(attach: Attach, adder_path: Path) -> Iterator[Callable[[], Ready]]:
+    made: list[Ready] = []
+
+    def make() -> Ready:
+        peer = attach()
+        model = peer.load(adder_path).model
+        buffer, memory = peer.alloc(8192)
+        made.append(Ready(peer, model.graphs[0].graph_id, model.model_id, buffer, memory))
+        return made[-1]
+
+    yield make
+    for ready in made:
+        ready.memory.close()
+
+
+@pytest.fixture
+def ready(make_ready: Callable[[], Ready]) -> Ready:
+    return make_ready()

@@ -24,6 +24,11 @@ from qnnbroker.v1 import control_pb2 as pb
 CLIENT = Path(__file__).parents[1] / "client_process.py"
 
 
+@pytest.fixture
+def broker(shared_broker: BrokerProcess) -> BrokerProcess:
+    return shared_broker
+
+
 class Client:
     """One client process."""
 
@@ -143,9 +148,8 @@ keep: list[object] = []
 
 
 def test_a_client_killed_while_its_execute_runs_is_gone_when_that_ends(
-    start_broker: StartBroker, make_model: MakeModel
+    broker: BrokerProcess, make_model: MakeModel
 ) -> None:
-    broker = start_broker()
     model = make_model("adder", adder("slow"))
     quick = make_model("quick")
     before = broker.gauges()
@@ -251,9 +255,8 @@ def test_a_cancelled_call_frees_its_place_in_the_queue(
 
 @pytest.mark.parametrize("how", ["close", "kill the socket"])
 def test_queued_executes_of_an_ended_session_do_not_run(
-    start_broker: StartBroker, make_model: MakeModel, how: str
+    broker: BrokerProcess, make_model: MakeModel, how: str
 ) -> None:
-    broker = start_broker()
     model = make_model("adder", adder("slow"), adder("other"))
     broker.set_faults("hang=graphExecute@slow:1")
     with (
