@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed version of the distribution."""
+"""The version that the broker tells."""
 
-from importlib.metadata import PackageNotFoundError, version
+from qnnbroker.protos.version import VERSION
 
 
 def broker_version() -> str:
-    """E.g. "0.1.0"; "unknown" when run from a tree that was never installed."""
-    try:
-        return version("qnnbroker")
-    except PackageNotFoundError:
-        return "unknown"
+    """E.g. "0.1.0"."""
+    return VERSION

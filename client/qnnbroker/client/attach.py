@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +30,7 @@ from qnnbroker.protos.errors import (
     SessionClosed,
     VersionMismatch,
 )
+from qnnbroker.protos.version import VERSION
 from qnnbroker.v1 import attach_pb2, types_pb2
 
 #: Pause between tries while the broker is not there or its queue of connections is full.
@@ -110,7 +110,7 @@ class AttachConnection:
             protocol_max=frames.PROTOCOL_MAX,
             abi_version=frames.ABI_VERSION,
             client_name=wishes.client_name,
-            client_version=_version(),
+            client_version=VERSION,
             capabilities=frames.CAPABILITY_RING if wishes.ring else 0,
             weight=wishes.weight,
             band=wishes.band,
@@ -358,10 +358,3 @@ def parse(kind: type[_Message], body: bytes) -> _Message:
 def _close_all(numbers: list[int]) -> None:
     for fd in numbers:
         os.close(fd)
-
-
-def _version() -> str:
-    try:
-        return version("qnnbroker")
-    except PackageNotFoundError:  # run from source without an install
-        return "0"

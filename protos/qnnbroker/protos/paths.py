@@ -8,7 +8,6 @@ temporary directory. Whichever it is, it is checked to be ours alone.
 import contextlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,6 +31,8 @@ def runtime_dir() -> Path:
     xdg = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(xdg):  # the XDG specification wants a relative one ignored
         return Path(xdg) / "qnnbroker"
+    import tempfile  # seldom needed, and half a megabyte of modules in every client
+
     return Path(tempfile.gettempdir()) / f"qnnbroker-{os.getuid()}"
 
 
