@@ -91,7 +91,9 @@ class Broker:
         self._log_fd = self._backend.log_fileno()
         if self._log_fd >= 0:
             loop.add_reader(self._log_fd, self._drain_log)
-        executor = LoopExecutor(config.band_workers, config.band_priorities)
+        executor = LoopExecutor(
+            config.band_workers, config.band_priorities, spin_ns=config.spin_us * 1000
+        )
         self._threads = ThreadPoolExecutor(config.load_threads, "qnnbroker-load")
         contexts = ContextStore(self._backend, self._threads)
         models = ModelTable(contexts, HashCache(self._threads), config.keep_alive_seconds)

@@ -29,6 +29,7 @@ _RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("max_message_bytes",), 1, 2**31 - 1),
     (("load_threads", "band_workers"), 1, 64),
     (("band_priorities",), 0, 500),
+    (("spin_us",), 0, 1000),
     (("keep_alive_seconds",), -1e9, 1e9),
     (("hello_timeout_seconds", "stop_timeout_seconds"), 0.001, 1e9),
     (("attach_fd", "ready_fd"), -1, 2**31 - 1),
@@ -78,6 +79,9 @@ class BrokerConfig:
     band_workers: tuple[int, int, int] = option((1, 1, 1), "executes at a time: low, normal, high")
     band_priorities: tuple[int, int, int] = option(
         (0, 100, 200), "QNN priority of the low, normal and high band"
+    )
+    spin_us: int = option(
+        10, "how long a worker looks for more before it sleeps, after short runs", unit="us"
     )
 
     keep_alive_seconds: float = option(
