@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-NATIVE := $(wildcard native/CMakeLists.txt native/qnnbroker/native/*.pyx native/qnnbroker/native/*.pxd native/qnnbroker/native/csrc/*)
+NATIVE := $(wildcard native/CMakeLists.txt native/qnnbroker/native/*.pyx native/qnnbroker/native/*.pxd native/qnnbroker/native/csrc/* benchmarks/qnnbroker/benchmarks/csrc/*)
 
 .PHONY: install native demo test soak lint types format proto docs cli-reference bench clean
 
@@ -65,6 +65,7 @@ cli-reference: install
 	$(PY) docs/generate_cli.py
 
 bench: install
+	$(PY) -m pip install -q --group bench
 	$(PY) -m benchmarks
 
 clean:

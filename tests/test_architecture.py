@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: Package -> packages of ours that it may import besides itself.
 ARROWS: dict[str, set[str]] = {
-    "cli": {"broker", "client", "native", "protos", "v1"},
+    "cli": {"benchmarks", "broker", "client", "native", "protos", "v1"},
+    "benchmarks": {"client", "native", "protos", "v1"},
     "broker": {"native", "protos", "v1"},
     "client": {"native", "protos", "v1"},
     "native": set(),
@@ -26,6 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "v1": set(),
 }
 SOURCES = {
+    "benchmarks": ROOT / "benchmarks/qnnbroker/benchmarks",
     "cli": ROOT / "broker/qnnbroker/cli",
     "broker": ROOT / "broker/qnnbroker/broker",
     "client": ROOT / "client/qnnbroker/client",
@@ -156,7 +158,7 @@ def test_every_way_to_import_is_seen(suffix: str, code: str, modules: list[str])
 
 def test_the_packages_are_those_of_the_arrows() -> None:
     """A new package is a decision: it gets an arrow first."""
-    found = {p.name for root in ("broker", "client", "native", "protos")
+    found = {p.name for root in ("benchmarks", "broker", "client", "native", "protos")
              for p in (ROOT / root / "qnnbroker").iterdir()
              if p.is_dir() and p.name not in SKIPPED}  # fmt: skip
     assert found == set(ARROWS)
@@ -256,7 +258,7 @@ def test_every_source_file_names_its_licence_first() -> None:
 def test_every_module_says_in_its_docstring_what_it_owns() -> None:
     silent = [
         shown(path)
-        for name in ("cli", "broker", "client", "native", "protos")
+        for name in ("benchmarks", "cli", "broker", "client", "native", "protos")
         for path in files(".py", below=SOURCES[name])
         if not ast.get_docstring(ast.parse(path.read_text()))
     ]

@@ -32,6 +32,7 @@ COMMANDS: dict[str, Entry] = {
     "run": Entry("run", "run", "Run a graph on given inputs; time it, compare its outputs."),
     "compile": Entry("compile", "compile_command", "Compile an ONNX model for the NPU."),
     "inspect": Entry("inspect", "inspect", "Show what a compiled file holds, without a broker."),
+    "bench": Entry("bench", "bench", "Measure what the broker costs, against doing without it."),
     "config": Entry("config", "config", "Show or write the configuration."),
     "completion": Entry("completion", "completion", "Print a shell's completion script."),
 }

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the benchmarks: numbers, turns, the yardstick, the processes, the pictures."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qnnbroker.benchmarks import usage
+from qnnbroker.benchmarks.brokers import broker, fake_model
+from qnnbroker.benchmarks.cases.scale import jain
+from qnnbroker.benchmarks.processes import Child, ask_all, children
+from qnnbroker.benchmarks.rows import Row, Target, percentile, spread
+from qnnbroker.benchmarks.timing import Way, interleave
+from qnnbroker.benchmarks.yardstick import Yardstick
+
+
+@pytest.mark.parametrize(
+    ("percent", "value"), [(0, 1), (1, 1), (50, 5), (51, 6), (90, 9), (99, 10), (100, 10)]
+)
+def test_a_percentile_is_a_value_by_nearest_rank(percent: int, value: int) -> None:
+    assert percentile([10, 9, 8, 7, 6, 5, 4, 3, 2, 1], percent) == value
+
+
+def test_a_spread_is_in_the_unit_that_was_asked_for() -> None:
+    p50, p99 = spread("x", [1000, 2000, 3000], "us", scale=1e-3)
+    assert (p50.metric, p50.value, p99.metric, p99.value) == ("p50", 2.0, "p99", 3.0)
+
+
+def test_ways_take_turns_and_each_begins_a_round() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def way(name: str, batch: int) -> Way:
+        def measure(count: int) -> list[int]:
+            seen.append((name, count))
+            return [7] * count
+
+        return Way(measure, batch, 5)
+
+    times = interleave({"a": way("a", 2), "b": way("b", 3)}, 2)
+    assert seen == [("a", 5), ("b", 5), ("a", 2), ("b", 3), ("b", 3), ("a", 2)]
+    assert times == {"a": [7] * 4, "b": [7] * 6}
+
+
+def test_a_target_over_a_yardstick_moves_with_it() -> None:
+    target = Target("t", "what", "<=", 10, "us", over_vs=True)
+    row = Row("ours", "p50", 50.0, "us")
+    assert target.judge(row.against(Row("yardstick", "p50", 44.0, "us"))).met
+    verdict = target.judge(row.against(Row("yardstick", "p50", 5.0, "us")))
+    assert (verdict.met, verdict.limit) == (False, 15.0)
+    with pytest.raises(ValueError, match="compared with nothing"):
+        target.judge(row)
+
+
+def test_a_target_for_a_ratio_looks_at_the_ratio() -> None:
+    target = Target("t", "what", ">=", 40, use_ratio=True)
+    verdict = target.judge(Row("slow", "p50", 500.0, "us").against(Row("fast", "p50", 5.0, "us")))
+    assert (verdict.value, verdict.met) == (100.0, True)
+
+
+def test_jains_index_is_one_for_equals_and_a_share_for_one_that_has_it_all() -> None:
+    assert jain([3.0, 3.0, 3.0]) == pytest.approx(1)
+    assert jain([5.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+
+
+def test_the_yardstick_measures_every_round_trip() -> None:
+    with Yardstick() as yardstick:
+        assert len(yardstick.eventfd(50)) == 50
+        times = yardstick.eventfd(3, 2_000_000) + yardstick.socket(1 << 20, 3)
+    assert len(times) == 6
+    # What the other side computed does not count; signed it would show as a huge number.
+    assert all(0 < ns < 10_000_000_000 for ns in times)
+
+
+def test_a_child_answers_in_order_and_says_what_went_wrong_there() -> None:
+    with children(2) as pair:
+        ask_all(pair, "clients:nothing_but_numpy")
+        with pytest.raises(RuntimeError, match="NoSuchThing|AttributeError"):
+            pair[0].ask("clients:NoSuchThing")
+        assert pair[0].ask("clients:imports") > 0
+    with Child() as child:
+        os.kill(child.pid, 9)
+        with pytest.raises(RuntimeError, match="ended"):
+            child.ask("clients:imports")
+
+
+def test_an_idle_client_is_seen_with_its_memory_and_cpu_time() -> None:
+    with Child() as child:
+        before = usage.cpu_ns([child.pid])
+        child.ask("clients:nothing_but_numpy")
+        assert usage.cpu_ns([child.pid]) > before
+        found = usage.memory(child.pid)
+    assert 0 < found.private_bytes <= found.pss_bytes < 1 << 30
+
+
+@pytest.mark.processes
+def test_submissions_in_flight_and_one_at_a_time_count_only_what_ended_in_time() -> None:
+    with fake_model("m") as model, broker("fake") as where, Child() as child:
+        child.ask("clients:attach", directory=str(where.directory), path=str(model))
+        for in_flight in (1, 8):
+            result = child.ask("clients:stream", start_ns=0, seconds=0, in_flight=in_flight)
+            assert result["total_ns"] == []
+        assert len(child.ask("clients:run", count=5)["execute_ns"]) == 5
+
+
+def test_the_direct_way_executes_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QNNBROKER_FAKE", "record=off")
+    with fake_model("m", execute_us=200) as model, Child() as child:
+        rate = child.ask("inprocess:direct_rate", binary=str(model), seconds=0.05)
+    assert rate["median_ns"] >= 200_000
+    assert rate["per_second"] <= 5000
+
+
+def test_a_picture_has_bars_and_lines(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from qnnbroker.benchmarks.plots import draw
+
+    rows = [
+        Row("a", "p50", 1.0, "us", target="t"),
+        Row("b", "p50", 1000.0, "us"),
+        Row("idle", "CPU", 0.0, "%"),
+        *(Row(f"s {n}", "p50", 10.0 * n, "us", series="s", x=n) for n in (4, 64, 4096)),
+    ]
+    path = draw("name", rows, "machine", tmp_path / "new")
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
