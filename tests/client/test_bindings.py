@@ -15,7 +15,7 @@ from qnnbroker.client import (
     Timing,
     connect,
 )
-from qnnbroker.client.bindings import Place
+from qnnbroker.client.spans import Place
 
 from .conftest import BrokerProcess, MakeModel, held
 

@@ -23,6 +23,7 @@ from qnnbroker.v1 import control_pb2_grpc
 from .attach import AttachServer, bind_listener, inherit_listener
 from .backends.base import Backend
 from .backends.opening import open_backend
+from .buffer_memory import BufferMemory
 from .config import BrokerConfig
 from .contexts import ContextStore
 from .control import ControlServicer
@@ -87,7 +88,8 @@ class Broker:
         else:
             self._listener = bind_listener(directory / ATTACH_SOCKET)
         loop = asyncio.get_running_loop()
-        self._backend = await loop.run_in_executor(None, open_backend, config)
+        memory = BufferMemory(config)
+        self._backend = await loop.run_in_executor(None, open_backend, config, memory.probe_region)
         self._log_fd = self._backend.log_fileno()
         if self._log_fd >= 0:
             loop.add_reader(self._log_fd, self._drain_log)
@@ -97,7 +99,7 @@ class Broker:
         self._threads = ThreadPoolExecutor(config.load_threads, "qnnbroker-load")
         contexts = ContextStore(self._backend, self._threads)
         models = ModelTable(contexts, HashCache(self._threads), config.keep_alive_seconds)
-        sessions = SessionTable(config, executor, models)
+        sessions = SessionTable(config, executor, models, memory)
         version = broker_version()
         self._service = BrokerService(
             config, self._backend, executor, contexts, models, sessions, version, self.request_stop

@@ -231,13 +231,11 @@ class AttachServer:
         try:
             if frame.kind == Kind.ALLOC:
                 alloc = parse(attach_pb2.AllocRequest, frame)
-                if alloc.buffer_kind == attach_pb2.BUFFER_KIND_RPCMEM:
-                    raise Unsupported("this broker has no rpcmem; ask for a memfd buffer")
-                buffer = await session.buffers.allocate(alloc.size_bytes)
+                buffer = await session.buffers.allocate(alloc.size_bytes, alloc.buffer_kind)
                 answer = attach_pb2.AllocResponse(
                     buffer_id=buffer.buffer_id,
                     size_bytes=buffer.size_bytes,
-                    buffer_kind=attach_pb2.BUFFER_KIND_MEMFD,
+                    buffer_kind=buffer.kind,  # type: ignore[arg-type]
                 )
                 await connection.send(
                     frame, answer.SerializeToString(), fds=[buffer.region.fileno()]

@@ -157,6 +157,7 @@ class BindingTable:
         self._executor = executor
         self._session = session
         self._ids: IdTable[Binding] = IdTable("binding", "BINDING_UNKNOWN")
+        self._ending: dict[int, BoundGraph] = {}
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -168,12 +169,14 @@ class BindingTable:
         outputs: Iterable[tuple[str, RegionRef]],
         buffers: BufferTable,
         band: int = BAND_NORMAL,
+        zero_copy: str = "",
     ) -> Binding:
         """Checks everything, then builds the native tensor arrays once.
 
         Raises:
             InvalidRequest, NotFound, LeaseRevoked: see check_regions and check_overlap.
             LimitExceeded: reason BINDINGS.
+            Unsupported: reason BACKEND_LACKS; memory has to be registered and cannot be.
         """
         if len(self._ids) >= self._config.max_bindings:
             raise LimitExceeded(
@@ -182,6 +185,12 @@ class BindingTable:
         ins = check_regions("input", graph.inputs, inputs, buffers)
         outs = check_regions("output", graph.outputs, outputs, buffers)
         check_overlap(ins, outs)
+        held = {r.buffer for r in (*ins, *outs)}
+
+        def gone() -> None:
+            for buffer in held:
+                buffer.let_go()
+
         bound = BoundGraph(
             self._executor,
             self._session,
@@ -189,7 +198,11 @@ class BindingTable:
             [r.span for r in ins],
             [r.span for r in outs],
             band=band,
+            zero_copy=zero_copy or self._config.zero_copy,
+            when_gone=gone,
         )
+        for buffer in held:
+            buffer.users += 1
 
         def make(id: int) -> Binding:
             bound.native.publish(id)
@@ -205,9 +218,22 @@ class BindingTable:
         """The binding; NotFound or LeaseRevoked otherwise."""
         return self._ids.get(binding_id)
 
-    def release(self, binding_id: int) -> None:
-        """Refuses further executes; the native part goes when what runs has ended."""
-        self._ids.remove(binding_id).bound.release()
+    def release(self, binding_id: int) -> BoundGraph:
+        """Refuses further executes; the native part goes when what runs has ended.
+
+        Returns:
+            What is on its way out. Asking again gives it again, for as long as it is not gone.
+
+        Raises:
+            NotFound, LeaseRevoked: no such binding, or it is gone.
+        """
+        if (ending := self._ending.get(binding_id)) is not None and not ending.gone:
+            return ending
+        bound = self._ids.remove(binding_id).bound
+        self._ending = {id: b for id, b in self._ending.items() if not b.gone}
+        self._ending[binding_id] = bound
+        bound.release()
+        return bound
 
     def __iter__(self) -> Iterator[Binding]:
         return iter(self._ids)

@@ -5,6 +5,7 @@ Parked, its native part is gone while spans and checks are kept; the next submis
 lane: it comes here, the runnable is built anew, and what waited runs.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from qnnbroker.protos.status import completion_number
 from .backends.base import ClosableRunnable, Span
 from .executor import LoopExecutor
 from .models import GraphView
+from .registrations import Lease
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +26,12 @@ class BoundGraph:
 
     Belongs to the event loop's thread.
 
+    Args:
+        zero_copy: auto, require or off; see `registrations`.
+
     Raises:
         InvalidRequest: the backend refused a span.
+        Unsupported: memory has to be registered and cannot be.
     """
 
     def __init__(
@@ -37,6 +43,7 @@ class BoundGraph:
         outputs: Sequence[Span],
         *,
         band: int,
+        zero_copy: str = "off",
         when_gone: Callable[[], None] | None = None,
     ) -> None:
         self.graph = graph
@@ -44,13 +51,19 @@ class BoundGraph:
         self._when_gone = when_gone
         self._wanted = False
         self.parked_count = 0
-        runnable = graph.bind(inputs, outputs)
+        #: Released, and nothing of it is left.
+        self.gone = False
+        self._told: asyncio.Future[None] | None = None
+        self._zero_copy = zero_copy
+        self._lease: Lease | None = None
+        self._runnable: ClosableRunnable | None = None
+        runnable = self._build()
         try:
             self.native: ExecutorBinding = session.bind(runnable, band=band)
         except BaseException:
-            runnable.close()
+            self._close(runnable)
             raise
-        self._runnable: ClosableRunnable | None = runnable
+        self._runnable = runnable
         graph.context.binding_count += 1
         executor.watch(self.native, self)
 
@@ -62,12 +75,22 @@ class BoundGraph:
         """Refuses further submissions; the rest goes when what runs has ended. Idempotent."""
         self.native.release()
 
+    async def wait_gone(self, seconds: float) -> bool:
+        """Whether a released binding is gone, after waiting for that so long at most."""
+        if not self.gone:
+            self._told = self._told or asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._told], timeout=seconds)
+        return self.gone
+
     def on_idle(self) -> None:
         self._drop()
         if self.native.released:
             context = self.graph.context
             context.binding_count -= 1
             context.touch()
+            self.gone = True
+            if self._told is not None and not self._told.done():
+                self._told.set_result(None)
             if self._when_gone is not None:
                 self._when_gone()
             return
@@ -80,16 +103,45 @@ class BoundGraph:
         if self._runnable is None:
             self._revive()
 
+    @property
+    def registered(self) -> bool:
+        """Whether the device reads and writes every tensor through a handle."""
+        return self._lease is not None and self._lease.complete
+
+    @property
+    def memory_detail(self) -> str:
+        """Why not, if not."""
+        return self._lease.detail if self._lease else "parked"
+
+    def _build(self) -> ClosableRunnable:
+        """Registers the memory and builds the tensor arrays; all or nothing."""
+        native = self.graph.native
+        lease = native.lease_memory((*self._inputs, *self._outputs), self._zero_copy)
+        try:
+            runnable = self.graph.bind(self._inputs, self._outputs, lease)
+        except BaseException:
+            native.release_memory(lease)
+            raise
+        self._lease = lease
+        return runnable
+
+    def _close(self, runnable: ClosableRunnable) -> None:
+        """The reverse: the runnable first, since it uses the registrations."""
+        runnable.close()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self.graph.native.release_memory(lease)
+
     def _drop(self) -> None:
         runnable, self._runnable = self._runnable, None
         if runnable is not None:
             self.native.drop_runnable()
-            runnable.close()
+            self._close(runnable)
 
     def _revive(self) -> None:
         self._wanted = False
         try:
-            runnable = self.graph.bind(self._inputs, self._outputs)
+            runnable = self._build()
         except BrokerError as error:
             log.warning("graph %s could not be bound again: %s", self.graph.name, error)
             self.native.fail_waiting(completion_number(error))
@@ -97,4 +149,4 @@ class BoundGraph:
         if self.native.revive(runnable):
             self._runnable = runnable
         else:  # released meanwhile
-            runnable.close()
+            self._close(runnable)

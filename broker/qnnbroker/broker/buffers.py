@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from qnnbroker.native.region import Region
 from qnnbroker.protos.errors import InvalidRequest, LimitExceeded
 
+from .buffer_memory import BufferMemory
 from .config import BrokerConfig
 from .ids import IdTable
 
@@ -15,22 +16,40 @@ from .ids import IdTable
 class SharedBuffer:
     """A region the broker made and lent to one session.
 
-    Released, it refuses new bindings; the memory goes with the last binding that uses it.
+    Released, it refuses new bindings; the memory goes with the last binding that uses it, be that
+    live or parked.
     """
 
     buffer_id: int
     region: Region
+    kind: int
+    #: Bindings over it.
+    users: int = 0
+    released: bool = False
 
     @property
     def size_bytes(self) -> int:
         return self.region.size_bytes
 
+    def release(self) -> None:
+        """The session gives it back."""
+        self.released = True
+        if not self.users:
+            self.region.release()
+
+    def let_go(self) -> None:
+        """A binding over it is gone."""
+        self.users -= 1
+        if self.released and not self.users:
+            self.region.release()
+
 
 class BufferTable:
     """The buffers of one session."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, memory: BufferMemory | None = None) -> None:
         self._config = config
+        self._memory = memory or BufferMemory(config)
         self._ids: IdTable[SharedBuffer] = IdTable("buffer", "BUFFER_UNKNOWN")
         self._bytes = 0
         self._reserved = 0
@@ -45,14 +64,23 @@ class BufferTable:
         """Shared memory of this session."""
         return self._bytes
 
-    async def allocate(self, size_bytes: int) -> SharedBuffer:
+    def bytes_of(self, kind: int) -> int:
+        """Shared memory of this session that is of one kind."""
+        return sum(b.size_bytes for b in self._ids if b.kind == kind)
+
+    async def allocate(self, size_bytes: int, asked_kind: int = 0) -> SharedBuffer:
         """A new buffer of at least `size_bytes`, really there (no page fault will fail).
+
+        Args:
+            asked_kind: a BufferKind; 0 leaves it to the broker.
 
         Raises:
             InvalidRequest: no size.
             LimitExceeded: reason BUFFER_BYTES, BUFFERS or MEMORY.
+            Unsupported: a kind that is not to be had here.
         """
         config = self._config
+        kind = self._memory.kind_of(asked_kind)
         if size_bytes < 1:
             raise InvalidRequest("a buffer of at least 1 byte wanted, found 0")
         if size_bytes > config.max_buffer_bytes:
@@ -75,7 +103,7 @@ class BufferTable:
         self._reserved_bytes += size_bytes
         try:
             # Filling gigabytes with zero pages takes a while: not on the event loop.
-            region = await asyncio.to_thread(Region.create, size_bytes)
+            region = await asyncio.to_thread(self._memory.maker(kind), size_bytes)
         except OSError as error:
             raise LimitExceeded(
                 f"the system refused a buffer of {size_bytes} bytes: {error.strerror}",
@@ -87,7 +115,7 @@ class BufferTable:
         if self._closed:
             region.close()
             raise InvalidRequest("the session ended while the buffer was allocated")
-        buffer = self._ids.add(lambda id: SharedBuffer(id, region))
+        buffer = self._ids.add(lambda id: SharedBuffer(id, region, kind))
         self._bytes += region.size_bytes
         return buffer
 
@@ -99,7 +127,7 @@ class BufferTable:
         """Gives it back; bindings over it keep the memory until they go."""
         buffer = self._ids.remove(buffer_id)
         self._bytes -= buffer.size_bytes
-        buffer.region.release()
+        buffer.release()
 
     def close(self) -> None:
         """Gives all back. Idempotent."""

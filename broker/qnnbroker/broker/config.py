@@ -33,7 +33,14 @@ _RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("keep_alive_seconds",), -1e9, 1e9),
     (("hello_timeout_seconds", "stop_timeout_seconds"), 0.001, 1e9),
     (("attach_fd", "ready_fd"), -1, 2**31 - 1),
+    (("rpcmem_heap",), 0, 2**31 - 1),
+    (("rpcmem_flags",), 0, 2**32 - 1),
 )
+#: The options that are one of a few words.
+_CHOICES = {
+    "zero_copy": ("auto", "require", "off"),
+    "buffer_memory": ("auto", "memfd", "rpcmem"),
+}
 
 
 def check_type(name: str, wanted: Any, value: Any) -> None:
@@ -76,6 +83,13 @@ class BrokerConfig:
     max_in_flight: int = option(64, "submissions of one session queued or running")
     max_message_bytes: int = option(256 * MIB, "one gRPC message", unit="bytes")
     load_threads: int = option(2, "models hashed or created at a time")
+    zero_copy: str = option(
+        "auto", "auto, require or off: whether bindings register their memory with the device"
+    )
+    buffer_memory: str = option("auto", "auto, memfd or rpcmem: what shared buffers are made of")
+    rpcmem_library: str = option("", "path of libcdsprpc.so; empty: as the linker finds it")
+    rpcmem_heap: int = option(25, "heap that rpcmem allocates from")
+    rpcmem_flags: int = option(1, "flags of rpcmem allocations; 1: cached")
     band_workers: tuple[int, int, int] = option((1, 1, 1), "executes at a time: low, normal, high")
     band_priorities: tuple[int, int, int] = option(
         (0, 100, 200), "QNN priority of the low, normal and high band"
@@ -104,6 +118,9 @@ class BrokerConfig:
             raise InvalidRequest(
                 f"log_level debug, info, warning or error wanted, found {self.log_level!r}"
             )
+        for name, allowed in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise InvalidRequest(f"{name} {' or '.join(allowed)} wanted, found {value!r}")
         for names, low, high in _RANGES:
             for name in names:
                 values = getattr(self, name)

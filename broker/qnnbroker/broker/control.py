@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
+#: How long ReleaseBinding waits for what runs, before it answers that it still does.
+RELEASE_WAIT_SECONDS = 0.005
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -185,15 +187,24 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             regions(request.outputs),
             session.buffers,
             session.band if request.band == pb.BAND_UNSPECIFIED else band_of(request.band),
+            zero_copy_of(request.zero_copy),
         )
-        return pb.CreateBindingResponse(binding_id=binding.binding_id)
+        bound = binding.bound
+        return pb.CreateBindingResponse(
+            binding_id=binding.binding_id,
+            memory_path=pb.MEMORY_PATH_REGISTERED if bound.registered else pb.MEMORY_PATH_RAW,
+            memory_detail=bound.memory_detail,
+        )
 
     @unary
     async def ReleaseBinding(
         self, request: pb.ReleaseBindingRequest, context: Context
     ) -> pb.ReleaseBindingResponse:
-        self._own_session(context, "ReleaseBinding").bindings.release(request.binding_id)
-        return pb.ReleaseBindingResponse()
+        session = self._own_session(context, "ReleaseBinding")
+        bound = session.bindings.release(request.binding_id)
+        return pb.ReleaseBindingResponse(
+            still_running=not await bound.wait_gone(RELEASE_WAIT_SECONDS)
+        )
 
     @unary
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
@@ -237,6 +248,17 @@ def regions(given: Iterable[pb.TensorRegion]) -> list[tuple[str, RegionRef]]:
         (r.tensor, RegionRef(r.region.buffer_id, r.region.offset_bytes, r.region.size_bytes))
         for r in given
     ]
+
+
+def zero_copy_of(number: int) -> str:
+    """Our word for it; empty for the broker's own choice.
+
+    Raises:
+        InvalidRequest: no such choice.
+    """
+    if not pb.ZERO_COPY_UNSPECIFIED <= number <= pb.ZERO_COPY_OFF:
+        raise InvalidRequest(f"zero_copy of 1 (auto) to 3 (off) wanted, found {number}")
+    return ("", "auto", "require", "off")[number]
 
 
 def band_of(number: int) -> int:

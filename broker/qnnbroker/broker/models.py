@@ -29,6 +29,7 @@ from .epcontext import (
 )
 from .files import HashCache, ModelFile
 from .ids import IdTable
+from .registrations import Lease
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +48,16 @@ class GraphView:
     context: Context
     native: BackendGraph
 
-    def bind(self, inputs: Sequence[Span], outputs: Sequence[Span]) -> ClosableRunnable:
-        """A native runnable over checked spans.
+    def bind(
+        self, inputs: Sequence[Span], outputs: Sequence[Span], lease: Lease | None = None
+    ) -> ClosableRunnable:
+        """A native runnable over checked spans, by handle where `lease` has one.
 
         Raises:
             InvalidRequest: the binding refused a span; our own checks come first, so this is rare.
         """
         try:
-            return self.native.bind(inputs, outputs)
+            return self.native.bind(inputs, outputs, lease)
         except ValueError as error:
             raise InvalidRequest(str(error), reason="TENSOR_MISMATCH") from error
 

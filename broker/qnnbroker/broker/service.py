@@ -52,7 +52,7 @@ class BrokerService:
         self.copied_bytes = 0
         self.execute_errors = 0
         self._version = version
-        self._inline_session: ExecutorSession | None = None
+        self.inline_session: ExecutorSession | None = None
 
     def check_running(self) -> None:
         """Refuses new work while the broker stops.
@@ -191,15 +191,15 @@ class BrokerService:
 
     def _inline(self) -> ExecutorSession:
         """The executor's share of all clients that have no session."""
-        if self._inline_session is None:
-            self._inline_session = self.executor.session(0, max_in_flight=0)
-        return self._inline_session
+        if self.inline_session is None:
+            self.inline_session = self.executor.session(0, max_in_flight=0)
+        return self.inline_session
 
     def close_inline(self) -> None:
         """Gives the inline clients' share back."""
-        if self._inline_session is not None:
-            self.executor.close_session(self._inline_session, lambda: None)
-            self._inline_session = None
+        if self.inline_session is not None:
+            self.executor.close_session(self.inline_session, lambda: None)
+            self.inline_session = None
 
     # -- what is there -----------------------------------------------------------------------------
 

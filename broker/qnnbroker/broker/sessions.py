@@ -24,6 +24,7 @@ from qnnbroker.protos.errors import (
 )
 
 from .bindings import BindingTable
+from .buffer_memory import BufferMemory
 from .buffers import BufferTable
 from .config import BrokerConfig
 from .executor import LoopExecutor
@@ -88,8 +89,15 @@ class Session:
 class SessionTable:
     """All sessions, by id and by token."""
 
-    def __init__(self, config: BrokerConfig, executor: LoopExecutor, models: ModelTable) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        executor: LoopExecutor,
+        models: ModelTable,
+        memory: BufferMemory | None = None,
+    ) -> None:
         self._config = config
+        self._memory = memory or BufferMemory(config)
         self._executor = executor
         self._models = models
         self._ids: IdTable[Session] = IdTable("session", "SESSION_UNKNOWN")
@@ -142,7 +150,7 @@ class SessionTable:
                 peer=peer,
                 client_name=printable(client_name[:128]),
                 executor_session=native,
-                buffers=BufferTable(self._config),
+                buffers=BufferTable(self._config, self._memory),
                 bindings=BindingTable(self._config, self._executor, native),
                 command=peer.command,
                 band=band,

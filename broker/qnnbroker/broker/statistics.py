@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from qnnbroker.native.counters import live_counts
+from qnnbroker.native.qnn_memory import executes
 from qnnbroker.v1 import control_pb2 as pb
 
+from .buffer_memory import RPCMEM
 from .contexts import ContextStore
 
 if TYPE_CHECKING:
@@ -37,13 +39,40 @@ def counters(service: "BrokerService") -> dict[str, int]:
         "resident_executes": sum(g.statistics()["run_count"] for g in graphs),
         "execute_errors_total": service.execute_errors,
         "inline_copied_bytes_total": service.copied_bytes,
-        "in_flight": service.executor.in_flight,
+        **memory_counters(service),
+        "in_flight": in_flight(service),
         "open_fds": len(os.listdir("/proc/self/fd")) - 1,
         "mappings": mapping_count(),
         "threads": len(os.listdir("/proc/self/task")),
     }
     values |= {f"native_{name}": count for name, count in live_counts().items()}
     return values
+
+
+def in_flight(service: "BrokerService") -> int:
+    """Submissions queued or running, whichever way they came."""
+    natives = [s.executor_session for s in service.sessions]
+    if service.inline_session is not None:
+        natives.append(service.inline_session)
+    return sum(n.statistics()["in_flight"] for n in natives)
+
+
+def memory_counters(service: "BrokerService") -> dict[str, int]:
+    """What became of the memory of buffers: registered with contexts, or used by address."""
+    memory = service.backend.memory
+    registered, raw = executes()
+    return {
+        "registrations": memory.live,
+        "registrations_made_total": memory.made_total,
+        "registration_hits_total": memory.hits_total,
+        "registrations_refused_total": memory.refused_total,
+        "registrations_lost_total": memory.lost_total,
+        "raw_bindings_total": memory.raw_bindings_total,
+        "registered_executes_total": registered,
+        "raw_executes_total": raw,
+        "copied_bytes_total": service.copied_bytes,
+        "rpcmem_bytes": sum(s.buffers.bytes_of(RPCMEM) for s in service.sessions),
+    }
 
 
 def quantiles(stats: Mapping[str, int], what: str) -> pb.Quantiles:

@@ -32,10 +32,11 @@ from qnnbroker.protos.tensors import Quantization, TensorSpec
 from .attach import Limits
 from .bindings import Binding
 from .buffers import Buffer
+from .connecting import connect
 from .control import LoadProgress, LoadStage
 from .graphs import Graph
 from .models import Model
-from .session import Session, connect
+from .session import Session
 from .submissions import Submission
 from .timing import Timing
 

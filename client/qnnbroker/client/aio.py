@@ -12,7 +12,7 @@ from qnnbroker.native.ring import RingLost
 from qnnbroker.protos.errors import BrokerError, InvalidRequest, SessionClosed, WouldBlock
 
 from .bindings import Binding
-from .hotpath import HotPath, broker_lost, completion_error
+from .hotpath import HotPath, broker_lost
 from .timing import Timing
 
 #: Pause before another try when as much is in flight as the session may have.
@@ -113,7 +113,10 @@ class _Watcher:
             if future is None or future.done():
                 continue
             if status:
-                future.set_exception(completion_error(status, binding_id))
+                hot = self._hot()
+                future.set_exception(
+                    hot.failure(status, binding_id) if hot else SessionClosed("it was closed")
+                )
             else:
                 future.set_result(Timing(queue_ns, execute_ns, copied_bytes))
 

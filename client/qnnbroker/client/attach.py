@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -70,6 +71,8 @@ class Hello:
     broker_pid: int
     #: The four fds of the rings; empty when the broker has none. Ours to close.
     ring_fds: tuple[int, ...]
+    #: Whether it takes files that we opened.
+    takes_files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class Wishes:
     weight: int = 1
     band: int = 0
     ring: bool = True
+    perf_mode: str = ""
 
 
 class AttachConnection:
@@ -114,6 +118,7 @@ class AttachConnection:
             capabilities=frames.CAPABILITY_RING if wishes.ring else 0,
             weight=wishes.weight,
             band=wishes.band,
+            perf_mode=wishes.perf_mode,
         )
         body, got = self.request(
             frames.Kind.HELLO, request.SerializeToString(), timeout, fd_count=(0, RING_FDS)
@@ -162,13 +167,20 @@ class AttachConnection:
             broker_version=answer.broker_version,
             broker_pid=answer.broker_pid,
             ring_fds=tuple(got),
+            takes_files=bool(answer.capabilities & frames.CAPABILITY_LOAD_FD),
         )
 
     def request(
-        self, kind: frames.Kind, body: bytes, timeout: float, *, fd_count: int | tuple[int, ...]
+        self,
+        kind: frames.Kind,
+        body: bytes,
+        timeout: float,
+        *,
+        fd_count: int | tuple[int, ...],
+        send_fds: Sequence[int] = (),
     ) -> tuple[bytes, list[int]]:
         """One request and its answer: the body, and as many fds as `fd_count` says (or one of its
-        numbers), which are the caller's.
+        numbers), which are the caller's. So are `send_fds`, which go along with the request.
 
         Raises:
             SessionClosed: closed here.
@@ -180,7 +192,7 @@ class AttachConnection:
         with self._lock:
             number = next(self._numbers)
             try:
-                self._send(frames.pack(kind, number, body), deadline)
+                self._send(frames.pack(kind, number, body), deadline, send_fds)
                 while True:
                     frame, got = self._receive(deadline)
                     # Request 0: an error about the connection, the last thing the broker says.
@@ -207,10 +219,10 @@ class AttachConnection:
             )
         return frame.body, got
 
-    def _send(self, data: bytes, deadline: float) -> None:
+    def _send(self, data: bytes, deadline: float, send_fds: Sequence[int] = ()) -> None:
         while True:
             try:
-                return fds.send_frame(self._fileno(), data)
+                return fds.send_frame(self._fileno(), data, send_fds)
             except BlockingIOError:
                 self._wait(select.POLLOUT, deadline)
 

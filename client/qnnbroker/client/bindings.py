@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binding: a graph together with the buffer spans of all its tensors, checked once, run often."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy.typing as npt
 
-from qnnbroker.protos.errors import BrokerError, InvalidRequest, LeaseRevoked, WouldBlock
-from qnnbroker.protos.tensors import TensorSpec
-from qnnbroker.v1 import control_pb2, types_pb2
+from qnnbroker.protos.errors import LeaseRevoked, WouldBlock
+from qnnbroker.v1 import control_pb2
 
-from .buffers import Buffer
+from .buffers import to_cpu, to_device
+from .spans import Spans
 from .submissions import Submission
 from .timing import Timing
 
 if TYPE_CHECKING:
     from .graphs import Graph
-
-#: Where tensors start in the buffer that a binding makes for itself.
-ALIGNMENT_BYTES = 128
-
-#: Where a tensor lies: a buffer, from its start or from an offset in bytes.
-Place = Buffer | tuple[Buffer, int]
 
 
 class Binding:
@@ -38,11 +31,16 @@ class Binding:
     to agree on. Several bindings run at the same time. Fork: not usable in the child.
     """
 
-    def __init__(self, graph: "Graph", binding_id: int, spans: "Spans") -> None:
+    def __init__(
+        self, graph: "Graph", answer: control_pb2.CreateBindingResponse, spans: Spans
+    ) -> None:
         self._graph = graph
         self._session = graph.session
-        self._binding_id = binding_id
-        self._own = spans.own
+        self._binding_id = answer.binding_id
+        self._registered = answer.memory_path == control_pb2.MEMORY_PATH_REGISTERED
+        self._memory_detail = answer.memory_detail
+        self._spans = spans
+        self._synchronised = tuple(spans.synchronised)
         self._inputs = MappingProxyType(spans.inputs)
         self._outputs = MappingProxyType(spans.outputs)
         self._running = threading.Lock()
@@ -51,6 +49,17 @@ class Binding:
     @property
     def binding_id(self) -> int:
         return self._binding_id
+
+    @property
+    def memory(self) -> Literal["registered", "raw"]:
+        """How the device gets at the tensors: by handles of registered memory, which it reads and
+        writes itself, or by address, where the library may copy. Shared either way."""
+        return "registered" if self._registered else "raw"
+
+    @property
+    def memory_detail(self) -> str:
+        """Why it is not registered; empty when it is."""
+        return self._memory_detail
 
     @property
     def graph(self) -> "Graph":
@@ -96,11 +105,12 @@ class Binding:
                 binding_id=self._binding_id,
             )
 
-    def run(self, *, timeout: float | None = None) -> Timing:
+    def run(self, *, timeout: float | None = None, sync: bool = True) -> Timing:
         """Runs the graph once on what the inputs hold now; the outputs are there when it returns.
 
         Args:
             timeout: seconds; None means the session's `call_timeout`.
+            sync: False leaves caches to the caller, see `Buffer.cpu_access`; no matter on memfds.
 
         Raises:
             DeadlineExpired: too late; the run may still happen, so leave the arrays alone.
@@ -110,7 +120,13 @@ class Binding:
         self._session.check()
         with self._running:
             self._check()
-            return self._session.execute(self._binding_id, timeout)
+            if not self._synchronised or not sync:
+                return self._session.execute(self._binding_id, timeout)
+            to_device(self._synchronised)
+            try:
+                return self._session.execute(self._binding_id, timeout)
+            finally:
+                to_cpu(self._synchronised)
 
     def submit(self, *, timeout: float | None = None) -> Submission:
         """Starts a run and returns; with as much in flight as the session may have, waits for room.
@@ -130,6 +146,7 @@ class Binding:
         self.check()
         hot = self._session.hot_path()
         deadline_ns = self._deadline(timeout)
+        to_device(self._synchronised)
         while True:
             try:
                 return Submission(hot, self, hot.submit(self._binding_id, deadline_ns))
@@ -144,14 +161,19 @@ class Binding:
         """
         self.check()
         hot = self._session.hot_path()
+        to_device(self._synchronised)
         return Submission(hot, self, hot.submit(self._binding_id, self._deadline(timeout)))
+
+    def take_back(self) -> None:
+        """After a submission: what the device wrote becomes visible. Nothing to do on memfds."""
+        to_cpu(self._synchronised)
 
     def _deadline(self, timeout: float | None) -> int:
         seconds = self._session.call_timeout if timeout is None else timeout
         return time.monotonic_ns() + int(seconds * 1e9)
 
     def close(self) -> None:
-        """Gives the binding back, and the buffer that it made for itself. Idempotent.
+        """Gives the binding back, and its part of the session's arena. Idempotent.
 
         Waits for a run under way. Arrays that somebody still holds stay readable.
         """
@@ -162,10 +184,11 @@ class Binding:
                 return
             self._closed = True
         self._inputs = self._outputs = MappingProxyType({})
+        self._spans.forget_arrays()
         self._graph.forget(self)
-        self._session.release_binding(self._binding_id)
-        if self._own is not None:
-            self._own.drop()
+        # A run that came too late for us may still write: then its memory is not for others yet.
+        over = self._session.release_binding(self._binding_id)
+        self._spans.close(0 if over else self._binding_id)
 
     def __enter__(self) -> Self:
         return self
@@ -181,67 +204,3 @@ class Binding:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"<Binding {self._binding_id} of graph {self._graph.name!r}{state}>"
-
-
-class Spans:
-    """Where every tensor of a graph lies: the places given, the rest in a buffer of its own.
-
-    Raises:
-        InvalidRequest: an unknown tensor; a buffer of another session; a bad offset.
-        LimitExceeded: no room for the buffer.
-        LeaseRevoked: a given buffer is released.
-    """
-
-    def __init__(
-        self, graph: "Graph", inputs: Mapping[str, Place], outputs: Mapping[str, Place]
-    ) -> None:
-        self.own: Buffer | None = None
-        self.inputs: dict[str, npt.NDArray[Any]] = {}
-        self.outputs: dict[str, npt.NDArray[Any]] = {}
-        self.request = control_pb2.CreateBindingRequest(graph_id=graph.graph_id)
-        self._graph = graph
-        graph.check_names("input", graph.inputs, inputs)
-        graph.check_names("output", graph.outputs, outputs)
-        total = 0
-        free: list[tuple[bool, TensorSpec, int]] = []
-        for is_input, specs, given in (
-            (True, graph.inputs, inputs),
-            (False, graph.outputs, outputs),
-        ):
-            for spec in specs.values():
-                if spec.name in given:
-                    self._add(is_input, spec, *self._given(spec, given[spec.name]))
-                else:
-                    free.append((is_input, spec, total))
-                    total += -(-spec.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if free:
-            self.own = graph.session.alloc(max(total, 1))
-            for is_input, spec, offset in free:
-                self._add(is_input, spec, self.own, offset)
-
-    def clear(self) -> None:
-        """Gives up: no view stays, not even in a traceback, nor the own buffer."""
-        self.inputs.clear()
-        self.outputs.clear()
-        if self.own is not None:
-            with contextlib.suppress(BrokerError):
-                self.own.drop()
-
-    def _given(self, spec: TensorSpec, place: Place) -> tuple[Buffer, int]:
-        buffer, offset = (place, 0) if isinstance(place, Buffer) else place
-        if buffer.session is not self._graph.session:
-            raise InvalidRequest(
-                f"tensor {spec.name!r} lies in buffer {buffer.buffer_id} of another session"
-            )
-        return buffer, offset
-
-    def _add(self, is_input: bool, spec: TensorSpec, buffer: Buffer, offset: int) -> None:
-        array = buffer.array(spec.dtype, spec.shape, offset, writable=is_input)
-        region = control_pb2.TensorRegion(
-            tensor=spec.name,
-            region=types_pb2.BufferRef(
-                buffer_id=buffer.buffer_id, offset_bytes=offset, size_bytes=spec.size_bytes
-            ),
-        )
-        (self.inputs if is_input else self.outputs)[spec.name] = array
-        (self.request.inputs if is_input else self.request.outputs).append(region)

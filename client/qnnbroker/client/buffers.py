@@ -1,21 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffer: shared memory of the broker, leased by this session and mapped here."""
 
+import contextlib
 import math
 import operator
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from qnnbroker.native.dmabuf import READ, WRITE, begin_access, end_access, is_dma_buf
 from qnnbroker.native.region import Region, span_ok
-from qnnbroker.protos.errors import InvalidRequest, LeaseRevoked
+from qnnbroker.protos import attach as frames
+from qnnbroker.protos.errors import InvalidRequest, LeaseRevoked, ProtocolError
 from qnnbroker.protos.tensors import dtype_number
+from qnnbroker.v1 import attach_pb2
+
+from .attach import AttachConnection, parse
 
 if TYPE_CHECKING:
     from .session import Session
+
+
+#: What `cpu_access` gives where caches need no care.
+NOTHING_TO_DO: "contextlib.AbstractContextManager[None]" = contextlib.nullcontext()
+KINDS = {
+    None: attach_pb2.BUFFER_KIND_UNSPECIFIED,
+    "memfd": attach_pb2.BUFFER_KIND_MEMFD,
+    "rpcmem": attach_pb2.BUFFER_KIND_RPCMEM,
+}
+
+
+class CpuAccess:
+    """A bracket around CPU access to a DMA buffer. Not to be nested with others of the buffer."""
+
+    def __init__(self, fd: int, access: int) -> None:
+        self._fd = fd
+        self._access = access
+
+    def __enter__(self) -> None:
+        begin_access(self._fd, self._access)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        end_access(self._fd, self._access)
+
+
+def to_device(buffers: "Iterable[Buffer]") -> None:
+    """What the CPU wrote is for the device now: before a run."""
+    for buffer in buffers:
+        end_access(buffer.region.fileno(), READ | WRITE)
+
+
+def to_cpu(buffers: "Iterable[Buffer]") -> None:
+    """What the device wrote is for the CPU now: after a run."""
+    for buffer in buffers:
+        begin_access(buffer.region.fileno(), READ | WRITE)
 
 
 class Buffer:
@@ -28,11 +75,39 @@ class Buffer:
     Fork: a child sees the memory in its old views; it may not call anything here.
     """
 
-    def __init__(self, session: "Session", buffer_id: int, region: Region) -> None:
+    def __init__(
+        self, session: "Session", buffer_id: int, region: Region, kind: str = "memfd"
+    ) -> None:
         self._session = session
         self._region = region
         self._buffer_id = buffer_id
         self._released = False
+        self._kind = kind
+        self._needs_sync = is_dma_buf(region.fileno())
+        if self._needs_sync:
+            begin_access(region.fileno(), READ | WRITE)
+
+    @property
+    def kind(self) -> str:
+        """What it is made of: "memfd" or "rpcmem"."""
+        return self._kind
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether CPU access has to be bracketed; `run` and `submit` do that themselves."""
+        return self._needs_sync
+
+    def cpu_access(
+        self, *, read: bool = True, write: bool = True
+    ) -> "contextlib.AbstractContextManager[None]":
+        """Brackets what the CPU does with the memory, for who runs with `run(sync=False)`.
+
+        Entering makes what the device wrote visible here, leaving what was written here visible to
+        the device. On a memfd both cost nothing.
+        """
+        if not self._needs_sync:
+            return NOTHING_TO_DO
+        return CpuAccess(self._region.fileno(), (READ if read else 0) | (WRITE if write else 0))
 
     @property
     def buffer_id(self) -> int:
@@ -150,3 +225,35 @@ class Buffer:
     def __repr__(self) -> str:
         state = ", released" if self._released else ""
         return f"<Buffer {self._buffer_id}, {self.size_bytes} bytes{state}>"
+
+
+def allocate(
+    session: "Session",
+    attach: AttachConnection,
+    size_bytes: SupportsIndex,
+    kind: str | None,
+    timeout: float,
+) -> Buffer:
+    """Asks the broker for a buffer and maps it; see `Session.alloc`."""
+    size = operator.index(size_bytes)
+    if not 1 <= size < 2**64:
+        raise InvalidRequest(f"a buffer of {size} bytes; at least 1 is wanted")
+    if kind not in KINDS:
+        raise InvalidRequest(f"a buffer of memfd or rpcmem wanted, found {kind!r}")
+    request = attach_pb2.AllocRequest(size_bytes=size, buffer_kind=KINDS[kind])
+    body, (fd,) = attach.request(
+        frames.Kind.ALLOC, request.SerializeToString(), timeout, fd_count=1
+    )
+    try:
+        answer = parse(attach_pb2.AllocResponse, body)
+        least = max(size, answer.size_bytes)
+        rpcmem = answer.buffer_kind == attach_pb2.BUFFER_KIND_RPCMEM
+        if rpcmem and is_dma_buf(fd):
+            region = Region.from_dma_buf(fd, size_bytes=least)
+        else:
+            region = Region.from_fd(fd, size_bytes=least)
+    except ValueError as exc:
+        raise ProtocolError(f"the broker sent no good buffer: {exc}") from exc
+    finally:
+        os.close(fd)
+    return Buffer(session, answer.buffer_id, region, "rpcmem" if rpcmem else "memfd")

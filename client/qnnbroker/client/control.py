@@ -110,12 +110,15 @@ class Control:
     def describe_model(self, request: pb.DescribeModelRequest, timeout: float) -> pb.Model:
         return self._call(self._stub.DescribeModel, request, timeout).model
 
-    def create_binding(self, request: pb.CreateBindingRequest, timeout: float) -> int:
-        return self._call(self._stub.CreateBinding, request, timeout).binding_id
+    def create_binding(
+        self, request: pb.CreateBindingRequest, timeout: float
+    ) -> pb.CreateBindingResponse:
+        return self._call(self._stub.CreateBinding, request, timeout)
 
-    def release_binding(self, binding_id: int, timeout: float) -> None:
+    def release_binding(self, binding_id: int, timeout: float) -> bool:
+        """False while a run of it is still under way; asking again is fine."""
         request = pb.ReleaseBindingRequest(binding_id=binding_id)
-        self._call(self._stub.ReleaseBinding, request, timeout)
+        return not self._call(self._stub.ReleaseBinding, request, timeout).still_running
 
     def execute(self, binding_id: int, timeout: float) -> Timing:
         request = pb.ExecuteRequest(binding_id=binding_id)

@@ -5,16 +5,17 @@ import contextlib
 import threading
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from qnnbroker.protos.errors import BrokerError, InvalidRequest
 from qnnbroker.protos.tensors import TensorSpec
-from qnnbroker.v1 import types_pb2
+from qnnbroker.v1 import control_pb2, types_pb2
 
-from .bindings import Binding, Place, Spans
+from .bindings import Binding
+from .spans import Place, Spans
 
 if TYPE_CHECKING:
     from .models import Model
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 
 #: Bindings that `run` keeps ready between calls, per graph; more run at once if threads ask.
 _IDLE_BINDINGS = 4
+
+
+ZERO_COPY = {
+    None: control_pb2.ZERO_COPY_UNSPECIFIED,
+    "auto": control_pb2.ZERO_COPY_AUTO,
+    "require": control_pb2.ZERO_COPY_REQUIRE,
+    "off": control_pb2.ZERO_COPY_OFF,
+}
 
 
 class Graph:
@@ -111,25 +120,35 @@ class Graph:
         self,
         inputs: Mapping[str, Place] | None = None,
         outputs: Mapping[str, Place] | None = None,
+        *,
+        zero_copy: Literal["auto", "require", "off"] | None = None,
     ) -> Binding:
         """A binding over shared buffers.
 
-        Tensors that are not named get a buffer that the binding makes and gives back. Naming places
-        lets bindings share buffers: the output of one as the input of the next, or state that goes
-        to and fro between two.
+        Tensors that are not named lie in the session's arena until the binding is closed; what is
+        in them at first is left over. Naming places lets bindings share buffers: the output of one
+        as the input of the next, or state that goes to and fro between two.
 
         Args:
             inputs: tensor name -> buffer, or (buffer, offset in bytes).
             outputs: the same.
+            zero_copy: whether the device is to know the memory, and read and write it itself:
+                "auto" where it does that (`Binding.memory` tells), "require" or not at all, "off"
+                never; None means the broker's own setting.
 
         Raises:
             InvalidRequest: an unknown tensor name; reason BAD_OFFSET, BAD_ALIGNMENT or OVERLAP.
             LimitExceeded: too many bindings, or no room for the buffer.
             LeaseRevoked: the model is unloaded, or a buffer released.
+            Unsupported: reason BACKEND_LACKS; required, and the device does not know such memory.
         """
         self.session.check()
         self._model.check()
+        choice = ZERO_COPY.get(zero_copy)
+        if choice is None:
+            raise InvalidRequest(f"zero_copy auto, require or off wanted, found {zero_copy!r}")
         spans = Spans(self, inputs or {}, outputs or {})
+        spans.request.zero_copy = choice
         try:
             binding = Binding(self, self.session.create_binding(spans.request), spans)
         except BaseException:

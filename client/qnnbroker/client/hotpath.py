@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """HotPath: runs over a session's rings. No gRPC, no Python in the broker, no GIL while waiting."""
 
+import contextlib
 import time
+from collections.abc import Callable
 
 from qnnbroker.native.ring import ClientRing, RingLost
 from qnnbroker.protos.errors import (
@@ -18,17 +20,45 @@ from .timing import Timing
 #: How long a wait looks at the ring before it sleeps, and for graphs up to which median execute.
 SPIN_NS = 10_000
 SPIN_LIMIT_NS = 50_000
+#: Completion codes behind which there is a QNN code.
+WITH_QNN_CODE = frozenset({6, 11, 13, 14, 15, 17})
 
 
 class HotPath:
     """The client's end of the rings, with our exceptions.
 
     Threads: any; whoever waits reads completions for all. Fork: not usable in the child.
+
+    Args:
+        ring: the native end.
+        limit: submissions in flight at most.
+        last_error: asks the broker for QNN code and name of a binding's last failed execute.
     """
 
-    def __init__(self, ring: ClientRing, limit: int) -> None:
+    def __init__(
+        self, ring: ClientRing, limit: int, last_error: Callable[[int], tuple[int, str]]
+    ) -> None:
         self.ring = ring
         self.limit = limit
+        self._last_error = last_error
+
+    def failure(self, status: int, binding_id: int) -> BrokerError:
+        """The exception for a completion that failed; asks the broker for the QNN code, for which
+        a completion has no room."""
+        error = from_completion(status, f"binding {binding_id}: {completion_text(status)}")
+        error.ids = {**error.ids, "binding_id": str(binding_id)}
+        if status not in WITH_QNN_CODE:
+            return error
+        with contextlib.suppress(BrokerError):
+            code, name = self._last_error(binding_id)
+            if code:
+                ids = {**error.ids, "qnn_code": str(code), "operation": "graphExecute"}
+                error = from_completion(
+                    status,
+                    f"binding {binding_id}: the QNN execute failed with code {code} ({name})",
+                )
+                error.ids = ids
+        return error
 
     def run(self, binding_id: int, timeout: float) -> Timing:
         """Submits and waits; with the ring full, waits for room first.
@@ -55,7 +85,7 @@ class HotPath:
             )
         status, queue_ns, execute_ns, copied_bytes = done  # type: ignore[misc]
         if status:
-            raise completion_error(status, binding_id)
+            raise self.failure(status, binding_id)
         return Timing(queue_ns, execute_ns, copied_bytes)
 
     def submit(self, binding_id: int, deadline_ns: int, *, watched: bool = False) -> int:
@@ -105,10 +135,3 @@ class HotPath:
 
 def broker_lost() -> BrokerLost:
     return BrokerLost("the broker went away; what was in flight has an unknown outcome")
-
-
-def completion_error(status: int, binding_id: int) -> BrokerError:
-    """The exception for a completion that failed."""
-    error = from_completion(status, f"binding {binding_id}: {completion_text(status)}")
-    error.ids = {**error.ids, "binding_id": str(binding_id)}
-    return error

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Session: one attachment to a broker and everything it holds; and `connect`, which makes one."""
+"""Session: one attachment to a broker and everything it holds."""
 
 import contextlib
 import ctypes
-import operator
 import os
-import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,31 +11,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from qnnbroker.native.region import Region
 from qnnbroker.protos import attach as frames
 from qnnbroker.protos.errors import (
     BrokerError,
     BrokerLost,
-    BrokerUnavailable,
     InvalidRequest,
+    LeaseRevoked,
     ProtocolError,
     SessionClosed,
     Unsupported,
 )
 from qnnbroker.v1 import attach_pb2, control_pb2
 
+from .arena import Arena
 from .attach import (
-    RETRY_SECONDS,
     AttachConnection,
     Hello,
     Limits,
-    Wishes,
-    open_connection,
-    parse,
 )
-from .buffers import Buffer
+from .buffers import Buffer, allocate
 from .control import Control, LoadProgress, LoadStage
 from .hotpath import HotPath
+from .loading import hand_over
 from .models import Model
 from .ringing import open_ring
 from .timing import Timing
@@ -47,72 +41,6 @@ from .timing import Timing
 CALL_TIMEOUT_SECONDS = 60.0
 #: Default deadline of a load: a big context takes its time.
 LOAD_TIMEOUT_SECONDS = 600.0
-
-
-#: Names of the bands and their numbers on the wire.
-BANDS = {
-    "low": control_pb2.BAND_LOW,
-    "normal": control_pb2.BAND_NORMAL,
-    "high": control_pb2.BAND_HIGH,
-}
-
-
-def connect(
-    runtime_dir: str | os.PathLike[str] | None = None,
-    *,
-    timeout: float = 10.0,
-    name: str | None = None,
-    wait: bool = False,
-    band: Literal["low", "normal", "high"] = "normal",
-    weight: int = 1,
-    ring: bool = True,
-) -> "Session":
-    """Attaches to the broker.
-
-    Args:
-        runtime_dir: where its sockets are; None means `$QNNBROKER_RUNTIME_DIR`, else
-            `$XDG_RUNTIME_DIR/qnnbroker`, else a folder of this user under the temporary directory.
-        timeout: seconds for the whole of it.
-        name: shown to people in the broker's status; the program's name by default.
-        band: who goes first: the session's runs go before those of lower bands.
-        weight: share of device time against other sessions of the band, 1 to 100.
-        ring: False runs everything through gRPC, for comparison; about 0.5 ms a run.
-        wait: True keeps trying until `timeout` while no broker is there, or it is on its way out.
-
-    Raises:
-        BrokerUnavailable: nobody listens there (NO_SOCKET), or the broker stops (STOPPING).
-        BrokerLost: the broker ended during the handshake.
-        VersionMismatch: the broker is too old or too new.
-        NotAllowed: the directory or the broker is another user's, or it does not serve us.
-        LimitExceeded: too many sessions.
-        DeadlineExpired: it listens but does not answer.
-    """
-    deadline = time.monotonic() + timeout
-    directory = None if runtime_dir is None else Path(runtime_dir)
-    client_name = Path(sys.argv[0] or "python").name if name is None else name
-    if band not in BANDS or not 1 <= weight <= 100:
-        raise InvalidRequest(
-            f"a band of {', '.join(BANDS)} and a weight of 1 to 100 wanted, "
-            f"found {band!r} and {weight}"
-        )
-    wishes = Wishes(client_name, weight, BANDS[band], ring)
-    while True:
-        try:
-            return _attach(directory, wishes, deadline)
-        except (BrokerUnavailable, BrokerLost):
-            if not wait or time.monotonic() >= deadline:
-                raise
-        time.sleep(RETRY_SECONDS)
-
-
-def _attach(directory: Path | None, wishes: Wishes, deadline: float) -> "Session":
-    attach = open_connection(directory, deadline)
-    try:
-        hello = attach.hello(wishes, max(0.0, deadline - time.monotonic()))
-        return Session(attach, hello)
-    except BaseException:
-        attach.close()
-        raise
 
 
 class Session:
@@ -139,6 +67,8 @@ class Session:
         self._hot: HotPath | None = None
         self._models: list[Model] = []
         self._buffers: dict[int, Buffer] = {}
+        #: Memory of the bindings that were given none.
+        self.arena = Arena(hello.limits.max_buffer_bytes)
         self._control = Control(
             hello.grpc_path,
             token=hello.session_token,
@@ -146,7 +76,11 @@ class Session:
             max_message_bytes=hello.limits.max_message_bytes,
         )
         if hello.ring_fds:
-            self._hot = HotPath(open_ring(hello), hello.limits.max_in_flight)
+            self._hot = HotPath(
+                open_ring(hello),
+                hello.limits.max_in_flight,
+                lambda binding_id: self._control.last_error(binding_id, self.call_timeout),
+            )
         self._closed = False
         _open_sessions.add(self)
 
@@ -200,7 +134,8 @@ class Session:
         """Loads a context binary or an EPContext wrapper; shares it when it is in memory already.
 
         Args:
-            path: opened by the broker, so it must be able to.
+            path: opened by this process, and handed over with what belongs to it (the binary and
+                the manifest beside a wrapper).
             name: for people and for `Infer`; the file's stem by default.
             progress: called in this thread; when it raises, the load is given up. Should the model
                 become ready at that very moment, it goes with the session.
@@ -219,6 +154,8 @@ class Session:
             request = control_pb2.LoadModelRequest(path=absolute, name=name or "")
         except ValueError as exc:  # not text: the name of the file is not UTF-8
             raise InvalidRequest(f"the path {absolute!r} is not text", reason="BAD_FILE") from exc
+        if self._hello.takes_files:
+            request.file_id = hand_over(self._attach, Path(absolute), timeout)
         model: Model | None = None
         try:
             with contextlib.closing(self._control.load_model(request, timeout)) as reports:
@@ -238,31 +175,19 @@ class Session:
             raise ProtocolError(f"the load of {absolute!r} ended without a model")
         return model
 
-    def alloc(self, size_bytes: int) -> Buffer:
+    def alloc(self, size_bytes: int, *, kind: Literal["memfd", "rpcmem"] | None = None) -> Buffer:
         """A buffer of at least `size_bytes`, zeroed, that the NPU can use in place.
 
+        Args:
+            kind: what it is made of; None leaves that to the broker.
+
         Raises:
-            InvalidRequest: a size below 1.
+            InvalidRequest: a size below 1, or an unknown kind.
             LimitExceeded: reason BUFFER_BYTES, BUFFERS or MEMORY.
+            Unsupported: the machine has no such memory.
         """
         self.check()
-        size = operator.index(size_bytes)
-        if not 1 <= size < 2**64:
-            raise InvalidRequest(f"a buffer of {size} bytes; at least 1 is wanted")
-        body, (fd,) = self._attach.request(
-            frames.Kind.ALLOC,
-            attach_pb2.AllocRequest(size_bytes=size).SerializeToString(),
-            self.call_timeout,
-            fd_count=1,
-        )
-        try:
-            answer = parse(attach_pb2.AllocResponse, body)
-            region = Region.from_fd(fd, size_bytes=max(size, answer.size_bytes))
-        except ValueError as exc:
-            raise ProtocolError(f"the broker sent no good buffer: {exc}") from exc
-        finally:
-            os.close(fd)
-        buffer = Buffer(self, answer.buffer_id, region)
+        buffer = allocate(self, self._attach, size_bytes, kind, self.call_timeout)
         self._buffers[buffer.buffer_id] = buffer
         if self._closed:  # by another thread, meanwhile
             buffer.forget()
@@ -325,13 +250,17 @@ class Session:
             )
         return exc
 
-    def create_binding(self, request: control_pb2.CreateBindingRequest) -> int:
+    def create_binding(
+        self, request: control_pb2.CreateBindingRequest
+    ) -> control_pb2.CreateBindingResponse:
         return self._control.create_binding(request, self.call_timeout)
 
-    def release_binding(self, binding_id: int) -> None:
+    def release_binding(self, binding_id: int) -> bool:
+        """False while a run of it may still write; ask again later."""
         if self.usable:
-            with _gone_is_fine():
-                self._control.release_binding(binding_id, self.call_timeout)
+            with contextlib.suppress(BrokerLost, SessionClosed, LeaseRevoked):
+                return self._control.release_binding(binding_id, self.call_timeout)
+        return True
 
     def unload_model(self, model: Model) -> None:
         if self.usable:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from qnnbroker.protos.errors import DeadlineExpired
 
-from .hotpath import HotPath, completion_error
+from .hotpath import HotPath
 from .timing import Timing
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Submission:
         with self._lock:
             if self._done is None:
                 self._done = self._hot.wait(self._ticket, timeout)
+                if self._done is not None:
+                    self._binding.take_back()
             return self._done is not None
 
     def result(self, timeout: float | None = None) -> Timing:
@@ -65,7 +67,7 @@ class Submission:
         assert self._done is not None
         status, queue_ns, execute_ns, copied_bytes = self._done
         if status:
-            raise completion_error(status, self._binding.binding_id)
+            raise self._hot.failure(status, self._binding.binding_id)
         return Timing(queue_ns, execute_ns, copied_bytes)
 
     def cancel(self) -> bool:

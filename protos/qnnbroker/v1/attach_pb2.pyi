@@ -50,6 +50,7 @@ class HelloRequest(_message.Message):
     CLIENT_VERSION_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     BAND_FIELD_NUMBER: _builtins.int
+    PERF_MODE_FIELD_NUMBER: _builtins.int
     protocol_min: _builtins.int
     """The range of attach protocol numbers that the client speaks."""
     protocol_max: _builtins.int
@@ -63,6 +64,8 @@ class HelloRequest(_message.Message):
     """Share of device time against other sessions of the band; 0 and 1 are normal."""
     band: _builtins.int
     """Band of the session's bindings that ask for none: 0 normal, else a qnnbroker.v1.Band."""
+    perf_mode: _builtins.str
+    """Clocks wanted while this session has work: burst, balanced, ...; empty: the broker's default."""
     def __init__(
         self,
         *,
@@ -74,10 +77,11 @@ class HelloRequest(_message.Message):
         client_version: _builtins.str = ...,
         weight: _builtins.int = ...,
         band: _builtins.int = ...,
+        perf_mode: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abi_version", b"abi_version", "band", b"band", "capabilities", b"capabilities", "client_name", b"client_name", "client_version", b"client_version", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abi_version", b"abi_version", "band", b"band", "capabilities", b"capabilities", "client_name", b"client_name", "client_version", b"client_version", "perf_mode", b"perf_mode", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,6 +68,53 @@ BAND_NORMAL: Band.ValueType  # 2
 BAND_HIGH: Band.ValueType  # 3
 Global___Band: _TypeAlias = Band  # noqa: Y015
 
+class _ZeroCopy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ZeroCopyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ZeroCopy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ZERO_COPY_UNSPECIFIED: _ZeroCopy.ValueType  # 0
+    ZERO_COPY_AUTO: _ZeroCopy.ValueType  # 1
+    """Registered where the device takes it; else the library works on the same shared memory by
+    address, and the answer says so.
+    """
+    ZERO_COPY_REQUIRE: _ZeroCopy.ValueType  # 2
+    """Registered, or refused."""
+    ZERO_COPY_OFF: _ZeroCopy.ValueType  # 3
+
+class ZeroCopy(_ZeroCopy, metaclass=_ZeroCopyEnumTypeWrapper):
+    """Whether the tensors of a binding are registered with the device (memory handles), so that it reads
+    and writes the shared buffers itself.
+    """
+
+ZERO_COPY_UNSPECIFIED: ZeroCopy.ValueType  # 0
+ZERO_COPY_AUTO: ZeroCopy.ValueType  # 1
+"""Registered where the device takes it; else the library works on the same shared memory by
+address, and the answer says so.
+"""
+ZERO_COPY_REQUIRE: ZeroCopy.ValueType  # 2
+"""Registered, or refused."""
+ZERO_COPY_OFF: ZeroCopy.ValueType  # 3
+Global___ZeroCopy: _TypeAlias = ZeroCopy  # noqa: Y015
+
+class _MemoryPath:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MemoryPathEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemoryPath.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEMORY_PATH_UNSPECIFIED: _MemoryPath.ValueType  # 0
+    MEMORY_PATH_REGISTERED: _MemoryPath.ValueType  # 1
+    MEMORY_PATH_RAW: _MemoryPath.ValueType  # 2
+
+class MemoryPath(_MemoryPath, metaclass=_MemoryPathEnumTypeWrapper): ...
+
+MEMORY_PATH_UNSPECIFIED: MemoryPath.ValueType  # 0
+MEMORY_PATH_REGISTERED: MemoryPath.ValueType  # 1
+MEMORY_PATH_RAW: MemoryPath.ValueType  # 2
+Global___MemoryPath: _TypeAlias = MemoryPath  # noqa: Y015
+
 @_typing.final
 class GetServerInfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -96,6 +143,9 @@ class GetServerInfoResponse(_message.Message):
     PROTOCOL_MAX_FIELD_NUMBER: _builtins.int
     ABI_VERSION_FIELD_NUMBER: _builtins.int
     RUNTIME_DIR_FIELD_NUMBER: _builtins.int
+    BUFFER_KIND_FIELD_NUMBER: _builtins.int
+    BUFFER_DETAIL_FIELD_NUMBER: _builtins.int
+    POWER_FIELD_NUMBER: _builtins.int
     broker_version: _builtins.str
     pid: _builtins.int
     uptime_seconds: _builtins.float
@@ -104,10 +154,15 @@ class GetServerInfoResponse(_message.Message):
     protocol_max: _builtins.int
     abi_version: _builtins.int
     runtime_dir: _builtins.str
+    buffer_kind: _attach_pb2.BufferKind.ValueType
+    """What shared buffers are made of when nobody asks for a kind, and why."""
+    buffer_detail: _builtins.str
     @_builtins.property
     def backend(self) -> Global___BackendInfo: ...
     @_builtins.property
     def limits(self) -> _attach_pb2.Limits: ...
+    @_builtins.property
+    def power(self) -> Global___PowerInfo: ...
     def __init__(
         self,
         *,
@@ -120,14 +175,76 @@ class GetServerInfoResponse(_message.Message):
         protocol_max: _builtins.int = ...,
         abi_version: _builtins.int = ...,
         runtime_dir: _builtins.str = ...,
+        buffer_kind: _attach_pb2.BufferKind.ValueType = ...,
+        buffer_detail: _builtins.str = ...,
+        power: Global___PowerInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "limits", b"limits", "power", b"power"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abi_version", b"abi_version", "backend", b"backend", "broker_version", b"broker_version", "limits", b"limits", "pid", b"pid", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "runtime_dir", b"runtime_dir", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abi_version", b"abi_version", "backend", b"backend", "broker_version", b"broker_version", "buffer_detail", b"buffer_detail", "buffer_kind", b"buffer_kind", "limits", b"limits", "pid", b"pid", "power", b"power", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "runtime_dir", b"runtime_dir", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class PowerInfo(_message.Message):
+    """The broker's vote for the clocks of the device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SecondsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODE_FIELD_NUMBER: _builtins.int
+    CEILING_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    VOTES_TOTAL_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """The mode voted for now; empty: no vote."""
+    ceiling: _builtins.str
+    """The operator's ceiling."""
+    votes_total: _builtins.int
+    detail: _builtins.str
+    """Why votes have no effect, if they have none."""
+    @_builtins.property
+    def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds in each mode so far, the one of now included; "none" for no vote."""
+
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        ceiling: _builtins.str = ...,
+        seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        votes_total: _builtins.int = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ceiling", b"ceiling", "detail", b"detail", "mode", b"mode", "seconds", b"seconds", "votes_total", b"votes_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PowerInfo: _TypeAlias = PowerInfo  # noqa: Y015
 
 @_typing.final
 class BackendInfo(_message.Message):
@@ -537,9 +654,12 @@ class CreateBindingRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     BAND_FIELD_NUMBER: _builtins.int
+    ZERO_COPY_FIELD_NUMBER: _builtins.int
     graph_id: _builtins.int
     band: Global___Band.ValueType
     """UNSPECIFIED: the session's own."""
+    zero_copy: Global___ZeroCopy.ValueType
+    """UNSPECIFIED: the broker's own."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorRegion]:
         """One region for each input and each output, by the names of the GraphSpec."""
@@ -553,10 +673,11 @@ class CreateBindingRequest(_message.Message):
         inputs: _abc.Iterable[Global___TensorRegion] | None = ...,
         outputs: _abc.Iterable[Global___TensorRegion] | None = ...,
         band: Global___Band.ValueType = ...,
+        zero_copy: Global___ZeroCopy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "graph_id", b"graph_id", "inputs", b"inputs", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "graph_id", b"graph_id", "inputs", b"inputs", "outputs", b"outputs", "zero_copy", b"zero_copy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -567,15 +688,22 @@ class CreateBindingResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BINDING_ID_FIELD_NUMBER: _builtins.int
+    MEMORY_PATH_FIELD_NUMBER: _builtins.int
+    MEMORY_DETAIL_FIELD_NUMBER: _builtins.int
     binding_id: _builtins.int
+    memory_path: Global___MemoryPath.ValueType
+    memory_detail: _builtins.str
+    """For MEMORY_PATH_RAW: why not registered memory."""
     def __init__(
         self,
         *,
         binding_id: _builtins.int = ...,
+        memory_path: Global___MemoryPath.ValueType = ...,
+        memory_detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding_id", b"binding_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding_id", b"binding_id", "memory_detail", b"memory_detail", "memory_path", b"memory_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -604,12 +732,19 @@ Global___ReleaseBindingRequest: _TypeAlias = ReleaseBindingRequest  # noqa: Y015
 class ReleaseBindingResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    STILL_RUNNING_FIELD_NUMBER: _builtins.int
+    still_running: _builtins.bool
+    """A run of it is under way and may still write its outputs. Asking again with the same id says when
+    that is over: it then is refused like any id of something that is gone.
+    """
     def __init__(
         self,
+        *,
+        still_running: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["still_running", b"still_running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -793,6 +928,8 @@ class SessionInfo(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     PARKED_COUNT_FIELD_NUMBER: _builtins.int
     BAND_FIELD_NUMBER: _builtins.int
+    PERF_MODE_FIELD_NUMBER: _builtins.int
+    RPCMEM_BYTES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     pid: _builtins.int
     uid: _builtins.int
@@ -810,6 +947,10 @@ class SessionInfo(_message.Message):
     parked_count: _builtins.int
     """Times that its bindings were parked so far."""
     band: _builtins.str
+    perf_mode: _builtins.str
+    """What it votes for while it has work; empty: nothing."""
+    rpcmem_bytes: _builtins.int
+    """Shared memory made by rpcmem, of buffer_bytes."""
     @_builtins.property
     def queue(self) -> Global___Quantiles: ...
     @_builtins.property
@@ -838,10 +979,12 @@ class SessionInfo(_message.Message):
         total: Global___Quantiles | None = ...,
         parked_count: _builtins.int = ...,
         band: _builtins.str = ...,
+        perf_mode: _builtins.str = ...,
+        rpcmem_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["execute", b"execute", "queue", b"queue", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "band", b"band", "binding_count", b"binding_count", "buffer_bytes", b"buffer_bytes", "buffer_count", b"buffer_count", "client_name", b"client_name", "command", b"command", "device_ns", b"device_ns", "error_count", b"error_count", "execute", b"execute", "in_flight", b"in_flight", "model_count", b"model_count", "parked_count", b"parked_count", "pid", b"pid", "queue", b"queue", "run_count", b"run_count", "session_id", b"session_id", "total", b"total", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "band", b"band", "binding_count", b"binding_count", "buffer_bytes", b"buffer_bytes", "buffer_count", b"buffer_count", "client_name", b"client_name", "command", b"command", "device_ns", b"device_ns", "error_count", b"error_count", "execute", b"execute", "in_flight", b"in_flight", "model_count", b"model_count", "parked_count", b"parked_count", "perf_mode", b"perf_mode", "pid", b"pid", "queue", b"queue", "rpcmem_bytes", b"rpcmem_bytes", "run_count", b"run_count", "session_id", b"session_id", "total", b"total", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1022,6 +1165,43 @@ class ParkBindingsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ParkBindingsResponse: _TypeAlias = ParkBindingsResponse  # noqa: Y015
+
+@_typing.final
+class ResetBackendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetBackendRequest: _TypeAlias = ResetBackendRequest  # noqa: Y015
+
+@_typing.final
+class ResetBackendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARKED_COUNT_FIELD_NUMBER: _builtins.int
+    CONTEXT_COUNT_FIELD_NUMBER: _builtins.int
+    parked_count: _builtins.int
+    context_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        parked_count: _builtins.int = ...,
+        context_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_count", b"context_count", "parked_count", b"parked_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetBackendResponse: _TypeAlias = ResetBackendResponse  # noqa: Y015
 
 @_typing.final
 class StopServerRequest(_message.Message):

@@ -94,6 +94,11 @@ class ControlServiceStub:
                 request_serializer=qnnbroker_dot_v1_dot_control__pb2.ParkBindingsRequest.SerializeToString,
                 response_deserializer=qnnbroker_dot_v1_dot_control__pb2.ParkBindingsResponse.FromString,
                 _registered_method=True)
+        self.ResetBackend = channel.unary_unary(
+                '/qnnbroker.v1.ControlService/ResetBackend',
+                request_serializer=qnnbroker_dot_v1_dot_control__pb2.ResetBackendRequest.SerializeToString,
+                response_deserializer=qnnbroker_dot_v1_dot_control__pb2.ResetBackendResponse.FromString,
+                _registered_method=True)
         self.StopServer = channel.unary_unary(
                 '/qnnbroker.v1.ControlService/StopServer',
                 request_serializer=qnnbroker_dot_v1_dot_control__pb2.StopServerRequest.SerializeToString,
@@ -184,6 +189,13 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetBackend(self, request, context):
+        """Parks every binding, frees and makes anew backend, device and contexts. For operators and tests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopServer(self, request, context):
         """Asks the broker to end in an orderly way. Answers before it does.
         """
@@ -253,6 +265,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ParkBindings,
                     request_deserializer=qnnbroker_dot_v1_dot_control__pb2.ParkBindingsRequest.FromString,
                     response_serializer=qnnbroker_dot_v1_dot_control__pb2.ParkBindingsResponse.SerializeToString,
+            ),
+            'ResetBackend': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetBackend,
+                    request_deserializer=qnnbroker_dot_v1_dot_control__pb2.ResetBackendRequest.FromString,
+                    response_serializer=qnnbroker_dot_v1_dot_control__pb2.ResetBackendResponse.SerializeToString,
             ),
             'StopServer': grpc.unary_unary_rpc_method_handler(
                     servicer.StopServer,
@@ -584,6 +601,33 @@ class ControlService:
             '/qnnbroker.v1.ControlService/ParkBindings',
             qnnbroker_dot_v1_dot_control__pb2.ParkBindingsRequest.SerializeToString,
             qnnbroker_dot_v1_dot_control__pb2.ParkBindingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetBackend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qnnbroker.v1.ControlService/ResetBackend',
+            qnnbroker_dot_v1_dot_control__pb2.ResetBackendRequest.SerializeToString,
+            qnnbroker_dot_v1_dot_control__pb2.ResetBackendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,8 @@ class ControlServiceStub:
     GetStatistics: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetStatisticsRequest, _control_pb2.GetStatisticsResponse]
     ParkBindings: _grpc.UnaryUnaryMultiCallable[_control_pb2.ParkBindingsRequest, _control_pb2.ParkBindingsResponse]
     """Parks bindings: drops their native part until the next submission. For operators and tests."""
+    ResetBackend: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetBackendRequest, _control_pb2.ResetBackendResponse]
+    """Parks every binding, frees and makes anew backend, device and contexts. For operators and tests."""
     StopServer: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopServerRequest, _control_pb2.StopServerResponse]
     """Asks the broker to end in an orderly way. Answers before it does."""
 
@@ -85,6 +87,8 @@ class ControlServiceAsyncStub(ControlServiceStub):
     GetStatistics: _aio.UnaryUnaryMultiCallable[_control_pb2.GetStatisticsRequest, _control_pb2.GetStatisticsResponse]  # type: ignore[assignment]
     ParkBindings: _aio.UnaryUnaryMultiCallable[_control_pb2.ParkBindingsRequest, _control_pb2.ParkBindingsResponse]  # type: ignore[assignment]
     """Parks bindings: drops their native part until the next submission. For operators and tests."""
+    ResetBackend: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetBackendRequest, _control_pb2.ResetBackendResponse]  # type: ignore[assignment]
+    """Parks every binding, frees and makes anew backend, device and contexts. For operators and tests."""
     StopServer: _aio.UnaryUnaryMultiCallable[_control_pb2.StopServerRequest, _control_pb2.StopServerResponse]  # type: ignore[assignment]
     """Asks the broker to end in an orderly way. Answers before it does."""
 
@@ -181,6 +185,14 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ParkBindingsResponse, _abc.Awaitable[_control_pb2.ParkBindingsResponse]]:
         """Parks bindings: drops their native part until the next submission. For operators and tests."""
+
+    @_abc_1.abstractmethod
+    def ResetBackend(
+        self,
+        request: _control_pb2.ResetBackendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ResetBackendResponse, _abc.Awaitable[_control_pb2.ResetBackendResponse]]:
+        """Parks every binding, frees and makes anew backend, device and contexts. For operators and tests."""
 
     @_abc_1.abstractmethod
     def StopServer(

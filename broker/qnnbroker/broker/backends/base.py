@@ -15,6 +15,8 @@ from qnnbroker.v1 import control_pb2
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Buffer
+
+    from ..registrations import Lease, MemoryStatistics
 else:  # collections.abc has it from Python 3.12 on
     Buffer = object
 
@@ -53,8 +55,21 @@ class BackendGraph(Protocol):
     @property
     def spec(self) -> GraphSpec: ...
 
-    def bind(self, inputs: Sequence[Span], outputs: Sequence[Span]) -> "ClosableRunnable":
-        """A runnable over these spans, in the order of the spec.
+    def lease_memory(self, spans: Sequence[Span], zero_copy: str) -> "Lease":
+        """Registers the memory of the inputs and outputs, in that order, as `zero_copy` says.
+
+        Raises:
+            Unsupported: reason BACKEND_LACKS; required, and not to be had.
+            BrokerError: the library failed.
+        """
+
+    def release_memory(self, lease: "Lease") -> None:
+        """Gives it back, once no runnable uses it. Idempotent."""
+
+    def bind(
+        self, inputs: Sequence[Span], outputs: Sequence[Span], lease: "Lease | None" = None
+    ) -> "ClosableRunnable":
+        """A runnable over these spans, in the order of the spec, by handle where `lease` has one.
 
         Raises:
             ValueError: a span does not fit its tensor, or overlaps where it must not.
@@ -86,6 +101,10 @@ class Backend(Protocol):
 
     @property
     def info(self) -> control_pb2.BackendInfo: ...
+
+    @property
+    def memory(self) -> "MemoryStatistics":
+        """What was registered of buffers, over all contexts."""
 
     def read_spec(self, data: Buffer) -> BinarySpec:
         """Parses a context binary.

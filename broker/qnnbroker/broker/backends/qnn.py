@@ -7,7 +7,7 @@ The one place where a QNN code becomes one of our exceptions.
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from qnnbroker.native.qnn_error import QnnError
 from qnnbroker.native.qnn_graph import QnnGraph
 from qnnbroker.native.qnn_info import BinaryInfo, GraphInfo, TensorInfo, parse_binary
 from qnnbroker.native.qnn_library import QnnLibrary, drain_log, log_fileno
+from qnnbroker.native.qnn_memory import QnnRegistration
+from qnnbroker.native.region import Region
 from qnnbroker.protos.errors import (
     BackendError,
     BrokerError,
@@ -33,6 +35,7 @@ from qnnbroker.protos.errors import (
 from qnnbroker.protos.tensors import Quantization, TensorSpec
 from qnnbroker.v1 import control_pb2
 
+from ..registrations import ContextMemory, Lease, MemoryStatistics, Tensor
 from .base import BinarySpec, Buffer, ClosableRunnable, GraphSpec, Span
 
 #: QNN data type number -> numpy dtype of the stored elements (qnn types: class in the high byte,
@@ -110,12 +113,27 @@ def set_dsp_search_path(directory: Path) -> None:
 class QnnGraphAdapter:
     """A native graph with its spec in our types."""
 
-    def __init__(self, native: QnnGraph, spec: GraphSpec) -> None:
+    def __init__(self, native: QnnGraph, spec: GraphSpec, memory: ContextMemory) -> None:
         self._native = native
+        self._memory = memory
         self.spec = spec
 
-    def bind(self, inputs: Sequence[Span], outputs: Sequence[Span]) -> ClosableRunnable:
-        return self._native.bind(inputs, outputs)  # type: ignore[return-value]
+    def lease_memory(self, spans: Sequence[Span], zero_copy: str) -> Lease:
+        infos = (*self._native.inputs, *self._native.outputs)
+        tensors = [
+            Tensor(info.name, info.dtype, info.shape, span)
+            for info, span in zip(infos, spans, strict=True)
+        ]
+        return self._memory.lease(tensors, zero_copy)
+
+    def release_memory(self, lease: Lease) -> None:
+        self._memory.release(lease)
+
+    def bind(
+        self, inputs: Sequence[Span], outputs: Sequence[Span], lease: Lease | None = None
+    ) -> ClosableRunnable:
+        known = None if lease is None else native_registrations(lease)
+        return self._native.bind(inputs, outputs, known)  # type: ignore[return-value]
 
     def statistics(self) -> Mapping[str, int]:
         return self._native.statistics()
@@ -124,16 +142,26 @@ class QnnGraphAdapter:
 class QnnContextAdapter:
     """A native context and its graphs."""
 
-    def __init__(self, native: QnnContext, spec: BinarySpec) -> None:
+    def __init__(
+        self,
+        native: QnnContext,
+        spec: BinarySpec,
+        memory: MemoryStatistics,
+        probe_region: Callable[[], Region],
+    ) -> None:
         self._native = native
+        self.memory = ContextMemory(ContextPort(native), memory, probe_region)
         try:
-            self.graphs = {g.name: QnnGraphAdapter(native.graph(g.name), g) for g in spec.graphs}
+            self.graphs = {
+                g.name: QnnGraphAdapter(native.graph(g.name), g, self.memory) for g in spec.graphs
+            }
         except BaseException:
             native.close()
             raise
 
     def close(self) -> None:
         self.graphs.clear()
+        self.memory.close()
         try:
             self._native.close()
         except QnnError as error:
@@ -147,12 +175,22 @@ class QnnBackendAdapter:
         directory: holds libQnnHtp.so and libQnnSystem.so.
         name: "qnn" or "fake", for people.
         log_level: QNN's, 1 to 5.
+        probe_region: makes memory like that of buffers, to ask contexts with.
 
     Raises:
         BrokerError: the library is not there, does not fit, or does not start.
     """
 
-    def __init__(self, directory: Path, *, name: str = "qnn", log_level: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        name: str = "qnn",
+        log_level: int = 2,
+        probe_region: Callable[[], Region] | None = None,
+    ) -> None:
+        self.memory = MemoryStatistics()
+        self._probe_region = probe_region or small_region
         set_dsp_search_path(directory)
         try:
             self._library = QnnLibrary(directory)
@@ -212,7 +250,9 @@ class QnnBackendAdapter:
 
     def create_context(self, data: Buffer, spec: BinarySpec) -> QnnContextAdapter:
         try:
-            return QnnContextAdapter(QnnContext(self._device, data), spec)
+            return QnnContextAdapter(
+                QnnContext(self._device, data), spec, self.memory, self._probe_region
+            )
         except QnnError as error:
             raise translate(error, "creating the context") from error
         except ValueError as error:
@@ -229,6 +269,33 @@ class QnnBackendAdapter:
     def close(self) -> None:
         self._device.close()
         self._backend.close()
+
+
+class ContextPort:
+    """How a native context registers memory."""
+
+    def __init__(self, native: QnnContext) -> None:
+        self._native = native
+
+    def register(
+        self, region: Region, offset: int, dtype: int, shape: tuple[int, ...], kind: str
+    ) -> QnnRegistration:
+        return QnnRegistration(
+            self._native, region.fileno(), region.size_bytes, offset, dtype, shape, kind=kind
+        )
+
+    def translate(self, error: QnnError, doing: str) -> BrokerError:
+        return translate(error, doing)
+
+
+def native_registrations(lease: Lease) -> list[QnnRegistration | None]:
+    """The handles of a lease that this module's contexts gave."""
+    return [r.native if r else None for r in lease.registrations]  # type: ignore[misc]
+
+
+def small_region() -> Region:
+    """A page of ordinary shared memory."""
+    return Region.create(4096)
 
 
 def dotted(version: tuple[int, ...]) -> str:
