@@ -82,7 +82,7 @@ def _examples(command: click.Command) -> Iterator[str]:
 def _prose(text: str) -> str:
     """Text as Markdown: what looks like its markup is none, but for `code`."""
     parts = text.split("`")
-    parts[::2] = [re.sub(r"([][*_<])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([][*_])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)
 
 
