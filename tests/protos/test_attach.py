@@ -32,7 +32,13 @@ def test_the_bytes_are_those_of_the_contract() -> None:
     # WIRE.md draws this layout; peers in other languages write it by hand.
     assert FRAME == b"QNBK\x02\x00\x01\x00\x07\x00\x00\x00\x04\x00\x00\x00body"
     assert attach.HEADER_BYTES == 16
-    assert {k.name: int(k) for k in Kind} == {"HELLO": 1, "ALLOC": 2, "RELEASE": 3, "ADOPT": 4}
+    assert {k.name: int(k) for k in Kind} == {
+        "HELLO": 1,
+        "ALLOC": 2,
+        "RELEASE": 3,
+        "ADOPT": 4,
+        "LOADFD": 5,
+    }
 
 
 def test_the_contract_on_paper_gives_the_numbers_of_the_code() -> None:

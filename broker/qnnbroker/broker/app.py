@@ -27,12 +27,15 @@ from .buffer_memory import BufferMemory
 from .config import BrokerConfig
 from .contexts import ContextStore
 from .control import ControlServicer
+from .creating import Creator
 from .executor import LoopExecutor
 from .files import HashCache
 from .lock import BrokerLock
 from .models import ModelTable
 from .service import BrokerService
 from .sessions import SessionTable
+from .verdicts import VerdictStore, default_directory
+from .verifying import Verifier
 from .version import broker_version
 
 log = logging.getLogger(__name__)
@@ -56,6 +59,7 @@ class Broker:
         self._attach: AttachServer | None = None
         self._service: BrokerService | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._trial_threads: ThreadPoolExecutor | None = None
 
     @property
     def service(self) -> BrokerService:
@@ -97,7 +101,12 @@ class Broker:
             config.band_workers, config.band_priorities, spin_ns=config.spin_us * 1000
         )
         self._threads = ThreadPoolExecutor(config.load_threads, "qnnbroker-load")
-        contexts = ContextStore(self._backend, self._threads)
+        contexts = ContextStore(
+            self._backend,
+            self._threads,
+            self._make_verifier(self._backend),
+            Creator(self._backend, config.file_mapped_weights),
+        )
         models = ModelTable(contexts, HashCache(self._threads), config.keep_alive_seconds)
         sessions = SessionTable(config, executor, models, memory)
         version = broker_version()
@@ -118,6 +127,18 @@ class Broker:
             info.soc_model,
             info.dsp_arch,
             " (emulated)" if info.emulated else "",
+        )
+
+    def _make_verifier(self, backend: Backend) -> Verifier | None:
+        """Tries binaries before they are loaded; None where the config leaves that out."""
+        config = self.config
+        if not config.verifies:
+            return None
+        # Not the threads that load: a trial that hangs would keep everybody else from loading.
+        self._trial_threads = ThreadPoolExecutor(config.load_threads, "qnnbroker-trial")
+        directory = Path(config.verdict_dir or default_directory(config.directory))
+        return Verifier(
+            backend.info, VerdictStore(directory), config.trial_seconds, self._trial_threads
         )
 
     async def _start_grpc(self, directory: Path, service: BrokerService) -> Path:
@@ -185,6 +206,9 @@ class Broker:
             # A hash that nobody waits for may still run.
             await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
             self._threads = None
+        if self._trial_threads is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._trial_threads.shutdown)
+            self._trial_threads = None
         if self._backend is not None:
             if self._log_fd >= 0:
                 asyncio.get_running_loop().remove_reader(self._log_fd)

@@ -13,9 +13,6 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-from google.protobuf.message import Message
 
 from qnnbroker.native.executor import BAND_NORMAL
 from qnnbroker.native.fds import (
@@ -27,13 +24,13 @@ from qnnbroker.native.fds import (
 )
 from qnnbroker.protos.attach import (
     ABI_VERSION,
+    CAPABILITY_LOAD_FD,
     CAPABILITY_RING,
     FLAG_ANSWER,
     FLAG_ERROR,
     MAX_FRAME_BYTES,
     MAX_FRAME_FDS,
     PROTOCOL_MAX,
-    PROTOCOL_MIN,
     Frame,
     Kind,
     pack,
@@ -43,12 +40,11 @@ from qnnbroker.protos.errors import (
     BrokerError,
     NotAllowed,
     ProtocolError,
-    Unsupported,
-    VersionMismatch,
 )
 from qnnbroker.protos.status import to_detail
 from qnnbroker.v1 import attach_pb2
 
+from .attach_frames import FDS_OF_REQUESTS, answer_to, check_request, check_versions, parse
 from .config import BrokerConfig
 from .sessions import Peer, Session, SessionTable
 
@@ -207,7 +203,7 @@ class AttachServer:
         answer = attach_pb2.HelloResponse(
             protocol=min(hello.protocol_max, PROTOCOL_MAX),
             abi_version=ABI_VERSION,
-            capabilities=CAPABILITY_RING if ring else 0,
+            capabilities=CAPABILITY_LOAD_FD | (CAPABILITY_RING if ring else 0),
             session_id=session.session_id,
             session_token=session.token,
             grpc_path=str(self._grpc_path),
@@ -229,29 +225,14 @@ class AttachServer:
 
     async def _answer(self, connection: "Connection", session: Session, frame: Frame) -> None:
         try:
-            if frame.kind == Kind.ALLOC:
-                alloc = parse(attach_pb2.AllocRequest, frame)
-                buffer = await session.buffers.allocate(alloc.size_bytes, alloc.buffer_kind)
-                answer = attach_pb2.AllocResponse(
-                    buffer_id=buffer.buffer_id,
-                    size_bytes=buffer.size_bytes,
-                    buffer_kind=buffer.kind,  # type: ignore[arg-type]
-                )
-                await connection.send(
-                    frame, answer.SerializeToString(), fds=[buffer.region.fileno()]
-                )
-            elif frame.kind == Kind.RELEASE:
-                session.buffers.release(parse(attach_pb2.ReleaseRequest, frame).buffer_id)
-                await connection.send(frame, b"")
-            elif frame.kind == Kind.HELLO:
-                raise ProtocolError("a second HELLO on one connection")
-            else:
-                raise Unsupported(f"this broker knows no attach frame of kind {frame.kind}")
+            body, fds = await answer_to(session, frame, connection.take_fds())
         except ProtocolError:
             raise
         except BrokerError as error:
             log.debug("session %d: %s", session.session_id, error)
             await connection.send(frame, to_detail(error).SerializeToString(), error=True)
+        else:
+            await connection.send(frame, body, fds=fds)
 
     def stop_accepting(self) -> None:
         """No new clients; the attached ones stay. Idempotent."""
@@ -287,6 +268,7 @@ class Connection:
         self.peer_died = False
         self._failure: BrokerError | None = None
         self._pidfd = -1
+        self._received: list[int] = []
         self._waiting: asyncio.Future[None] | None = None
         try:
             self._pidfd = pidfd_open(self.peer.pid)
@@ -334,14 +316,23 @@ class Connection:
                 raise ProtocolError(str(error), reason="BAD_FRAME") from error
             except ConnectionResetError:
                 return None
-            for fd in fds:
-                os.close(fd)
-            if fds:
+            self._received += fds
+            if not data:
+                return None
+            frame = check_request(unpack(data))
+            if len(fds) > FDS_OF_REQUESTS.get(frame.kind, 0):
                 raise ProtocolError(
-                    f"no frame takes file descriptors here, found {len(fds)}", reason="FD_COUNT"
+                    f"a frame of kind {frame.kind} takes {FDS_OF_REQUESTS.get(frame.kind, 0)} file "
+                    f"descriptors, found {len(fds)}",
+                    reason="FD_COUNT",
                 )
-            return check_request(unpack(data)) if data else None
+            return frame
         return None
+
+    def take_fds(self) -> list[int]:
+        """What came with the last frame; the caller's to close."""
+        taken, self._received = self._received, []
+        return taken
 
     async def send(
         self, request: Frame, body: bytes, *, fds: list[int] | None = None, error: bool = False
@@ -381,62 +372,7 @@ class Connection:
 
     def close(self) -> None:
         """Idempotent."""
+        for fd in self.take_fds():
+            os.close(fd)
         self._drop_pidfd()
         self._socket.close()
-
-
-def check_request(frame: Frame) -> Frame:
-    """A frame that may be asked of us.
-
-    Raises:
-        ProtocolError: reason BAD_FRAME; flags, or no request number (an answer to it would look
-            like an error about the connection).
-    """
-    if frame.flags:
-        raise ProtocolError(f"a request has no flags, found {frame.flags:#x}")
-    if not frame.request:
-        raise ProtocolError("a request needs a number that is not 0")
-    return frame
-
-
-M = TypeVar("M", bound=Message)
-
-
-def parse(kind: type[M], frame: Frame) -> M:
-    """The body of a frame.
-
-    Raises:
-        ProtocolError: reason BAD_FRAME.
-    """
-    message = kind()
-    try:
-        message.ParseFromString(frame.body)
-    except Exception as error:  # protobuf's DecodeError, or text that is not UTF-8
-        raise ProtocolError(f"the body of a frame of kind {frame.kind} is malformed") from error
-    return message
-
-
-def check_versions(hello: attach_pb2.HelloRequest) -> None:
-    """Refuses a client that shares no protocol number or memory layout with us.
-
-    Raises:
-        VersionMismatch: says both sides' numbers and which one to upgrade.
-    """
-    low, high = hello.protocol_min, hello.protocol_max
-    if low > high or low > PROTOCOL_MAX or high < PROTOCOL_MIN:
-        older = "the client" if high < PROTOCOL_MIN else "the broker"
-        raise VersionMismatch(
-            f"the broker speaks attach protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the client "
-            f"{low} to {high}: upgrade {older}",
-            wanted=f"{PROTOCOL_MIN}-{PROTOCOL_MAX}",
-            found=f"{low}-{high}",
-        )
-    if hello.abi_version != ABI_VERSION:
-        older = "the client" if hello.abi_version < ABI_VERSION else "the broker"
-        raise VersionMismatch(
-            f"the broker has shared-memory layout {ABI_VERSION}, the client {hello.abi_version}: "
-            f"upgrade {older}",
-            reason="ABI_VERSION",
-            wanted=ABI_VERSION,
-            found=hello.abi_version,
-        )

@@ -31,13 +31,15 @@ _RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("band_priorities",), 0, 500),
     (("spin_us",), 0, 1000),
     (("keep_alive_seconds",), -1e9, 1e9),
-    (("hello_timeout_seconds", "stop_timeout_seconds"), 0.001, 1e9),
+    (("hello_timeout_seconds", "stop_timeout_seconds", "trial_seconds"), 0.001, 1e9),
     (("attach_fd", "ready_fd"), -1, 2**31 - 1),
     (("rpcmem_heap",), 0, 2**31 - 1),
     (("rpcmem_flags",), 0, 2**32 - 1),
 )
 #: The options that are one of a few words.
 _CHOICES = {
+    "verify": ("auto", "always", "never"),
+    "file_mapped_weights": ("auto", "require", "off"),
     "zero_copy": ("auto", "require", "off"),
     "buffer_memory": ("auto", "memfd", "rpcmem"),
 }
@@ -51,12 +53,14 @@ def check_type(name: str, wanted: Any, value: Any) -> None:
     """
     if wanted is float:
         right = isinstance(value, (int, float))
+    elif wanted is bool:
+        right = isinstance(value, bool)
     elif wanted in (int, str):
         right = isinstance(value, wanted)
     else:
         right = isinstance(value, tuple) and [type(v) for v in value] == [int, int, int]
-    if not right or isinstance(value, bool):
-        kinds = {float: "a number", int: "a whole number", str: "text"}
+    if not right or isinstance(value, bool) != (wanted is bool):
+        kinds = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
         raise InvalidRequest(
             f"{name}: {kinds.get(wanted, 'three whole numbers')} wanted, found {value!r}"
         )
@@ -83,6 +87,13 @@ class BrokerConfig:
     max_in_flight: int = option(64, "submissions of one session queued or running")
     max_message_bytes: int = option(256 * MIB, "one gRPC message", unit="bytes")
     load_threads: int = option(2, "models hashed or created at a time")
+    verify: str = option(
+        "auto",
+        "try new binaries in a process of their own first: auto (of a real library), always, never",
+    )
+    trust: bool = option(False, "load binaries without trying them first, whatever verify says")
+    trial_seconds: float = option(60.0, "time limit of one trial", unit="seconds")
+    verdict_dir: str = option("", "where outcomes of trials are kept; empty: in the user's cache")
     zero_copy: str = option(
         "auto", "auto, require or off: whether bindings register their memory with the device"
     )
@@ -90,6 +101,9 @@ class BrokerConfig:
     rpcmem_library: str = option("", "path of libcdsprpc.so; empty: as the linker finds it")
     rpcmem_heap: int = option(25, "heap that rpcmem allocates from")
     rpcmem_flags: int = option(1, "flags of rpcmem allocations; 1: cached")
+    file_mapped_weights: str = option(
+        "auto", "auto, require (the backend reads the file's mapping) or off (a heap copy)"
+    )
     band_workers: tuple[int, int, int] = option((1, 1, 1), "executes at a time: low, normal, high")
     band_priorities: tuple[int, int, int] = option(
         (0, 100, 200), "QNN priority of the low, normal and high band"
@@ -132,6 +146,13 @@ class BrokerConfig:
     def directory(self) -> Path:
         """The runtime directory."""
         return Path(self.runtime_dir)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether binaries are tried first. The stand-in library checks its own thoroughly."""
+        if self.trust or self.verify == "never":
+            return False
+        return self.verify == "always" or self.backend == "qnn"
 
     def limits(self) -> attach_pb2.Limits:
         """What a session may hold, as HELLO tells it."""

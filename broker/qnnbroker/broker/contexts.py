@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context store: one context per content hash, however many sessions load it.
+"""The context store: one context per content, however many sessions load it.
 
 A context lives while somebody holds a lease on it or a binding uses it. Loads of the same bytes
-that are under way are one load; a caller that gives up leaves the others their result.
+that are under way are one load; a caller that gives up leaves the others their result, and the last
+one to give up ends a trial that is under way.
 """
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from qnnbroker.protos.errors import BrokerError, Unsupported, VersionMismatch
+from qnnbroker.protos.errors import BrokerError, SubmissionCancelled
 from qnnbroker.v1 import control_pb2 as pb
 
+from .admission import check_class, check_names, check_spec
 from .backends.base import Backend, BackendContext, BinarySpec
-from .files import ModelFile
+from .creating import Creator
+from .history import History
 from .ids import IdTable
+from .steady import SteadyFile
+from .verifying import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -25,30 +32,71 @@ log = logging.getLogger(__name__)
 StageProgress = Callable[["pb.LoadStage.ValueType", int, int], None]
 
 
+class ContextKey(NamedTuple):
+    """What makes a context another one. Nothing that a session may choose for itself is here."""
+
+    content_hash: str
+    #: Executable ones, sorted; empty means all.
+    enabled_graphs: tuple[str, ...] = ()
+
+
 @dataclass(eq=False)
 class Context:
-    """A context binary and, once ready, what the backend made of it."""
+    """A context binary and, once ready, what the backend made of it.
+
+    Its states: loading, verifying, loading again, ready, closed; or failed.
+    """
 
     context_id: int
-    content_hash: str
+    key: ContextKey
     size_bytes: int
     store: "ContextStore"
+    file: SteadyFile
     state: str = "loading"
     detail: str = ""
+    since: float = field(default_factory=time.monotonic)
+    binary_class: str = ""
+    warnings: tuple[str, ...] = ()
     spec: BinarySpec | None = None
     native: BackendContext | None = None
     task: asyncio.Task[None] | None = None
     watchers: list[StageProgress] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
+    known_as: list[str] = field(default_factory=list)
+    wanted_as: list[str] = field(default_factory=list)
     waiters: int = 0
     leases: int = 0
     binding_count: int = 0
     load_seconds: float = 0.0
+    unwanted: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def content_hash(self) -> str:
+        return self.key.content_hash
+
+    def enter(self, state: str, detail: str = "") -> None:
+        """From now on it is in that state."""
+        self.state, self.detail, self.since = state, detail, time.monotonic()
+
+    def binary(self) -> SteadyFile | None:
+        """Its file, held, if that still has the bytes that were loaded. May read it: blocks."""
+        try:
+            held = SteadyFile(self.file.original().duplicate())
+        except OSError:
+            return None
+        try:
+            if held.hash_held() == self.content_hash:
+                return held
+        except BrokerError as error:
+            log.debug("context %d: its file is not what it was: %s", self.context_id, error)
+        held.close()
+        return None
 
     def acquire(self, name: str) -> None:
         """Takes a lease; the name is what the holder calls it."""
         self.leases += 1
         self.names[name] = self.names.get(name, 0) + 1
+        self.known_as = [name]
 
     def release(self, name: str) -> None:
         """Gives a lease back; the last one frees the context."""
@@ -79,13 +127,25 @@ class Context:
 
 
 class ContextStore:
-    """Every context of the backend. Belongs to the event loop's thread."""
+    """Every context of the backend. Belongs to the event loop's thread.
 
-    def __init__(self, backend: Backend, threads: Executor) -> None:
+    Args:
+        backend: what loads them.
+        threads: what blocks runs there.
+        verifier: tries binaries first; None loads them untried.
+        creator: makes contexts out of files.
+    """
+
+    def __init__(
+        self, backend: Backend, threads: Executor, verifier: Verifier | None, creator: Creator
+    ) -> None:
         self._backend = backend
         self._threads = threads
+        self.verifier = verifier
+        self.creator = creator
+        self.history = History()
         self._ids: IdTable[Context] = IdTable("context", "CONTEXT_UNKNOWN")
-        self._by_hash: dict[str, Context] = {}
+        self._by_key: dict[ContextKey, Context] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.loads_total = 0
         self.load_errors_total = 0
@@ -99,12 +159,21 @@ class ContextStore:
         return list(self._ids)
 
     @property
+    def backend_name(self) -> str:
+        """The backend that all contexts are of, with its build: part of what they are."""
+        return f"{self._backend.info.name} {self._backend.info.build_id}"
+
+    @property
     def closing_count(self) -> int:
         """Contexts being freed now."""
         return len(self._closing)
 
+    def is_resident(self, content_hash: str) -> bool:
+        """Whether a context of these bytes is ready."""
+        return any(c.content_hash == content_hash and c.state == "ready" for c in self._ids)
+
     async def acquire(
-        self, file: ModelFile, content_hash: str, name: str, progress: StageProgress
+        self, file: SteadyFile, key: ContextKey, name: str, progress: StageProgress
     ) -> tuple[Context, bool]:
         """A lease on the context of these bytes, loading it when it is not resident.
 
@@ -112,76 +181,69 @@ class ContextStore:
             The context, ready, and whether it was there or under way already.
 
         Raises:
-            BrokerError: the load failed; nothing is left of it.
+            BrokerError: the load failed; nothing is left of it but a line in the history.
         """
-        context = self._by_hash.get(content_hash)
+        context = self._by_key.get(key)
         shared = context is not None
         if context is None:
-            context = self._begin(file, content_hash)
-        elif context.state == "loading":
+            context = self._begin(file, key)
+        elif context.task is not None:
             self.joined_loads_total += 1
         context.waiters += 1
         context.watchers.append(progress)
+        context.wanted_as.append(name)
         try:
             if context.task is not None:
                 await asyncio.shield(context.task)
             context.acquire(name)
         finally:
+            context.wanted_as.remove(name)
             context.watchers.remove(progress)
             context.waiters -= 1
+            if not context.waiters and context.state == "verifying":
+                self._give_up(context)
             context.touch()
         return context, shared
 
-    def _begin(self, file: ModelFile, content_hash: str) -> Context:
-        # The load has a file of its own: whoever asked may be gone before it ends.
-        own = file.duplicate()
-        context = self._ids.add(lambda id: Context(id, content_hash, file.size_bytes, self))
-        self._by_hash[content_hash] = context
-        context.task = asyncio.create_task(self._load(context, own))
+    def _give_up(self, context: Context) -> None:
+        """Nobody waits for a trial any more: it ends, and who comes now starts anew."""
+        context.unwanted.set()
+        if self._by_key.get(context.key) is context:
+            del self._by_key[context.key]
+
+    def _begin(self, file: SteadyFile, key: ContextKey) -> Context:
+        # The load shares the file: whoever asked may be gone before it ends.
+        context = self._ids.add(lambda id: Context(id, key, file.size_bytes, self, file.share()))
+        self._by_key[key] = context
+        context.task = asyncio.create_task(self._load(context))
+        # Its error is for those who wait; when there is nobody, it is in the history all the same.
+        context.task.add_done_callback(lambda t: t.cancelled() or t.exception())
         return context
 
-    async def _load(self, context: Context, file: ModelFile) -> None:
-        loop = asyncio.get_running_loop()
+    async def _load(self, context: Context) -> None:
         started = time.monotonic()
-
-        def tell(stage: "pb.LoadStage.ValueType") -> None:
-            loop.call_soon_threadsafe(context.report, stage, 0, file.size_bytes)
-
-        def parse() -> BinarySpec:
-            tell(pb.LOAD_STAGE_MAPPING)
-            with file.map() as region:
-                spec = self._backend.read_spec(region)
-            check_loadable(spec, self._backend.info)
-            return spec
-
-        def create(spec: BinarySpec) -> BackendContext:
-            tell(pb.LOAD_STAGE_CREATING)
-            with file.map() as region:
-                native = self._backend.create_context(region, spec)
-            try:
-                file.check_unchanged()
-            except BrokerError:
-                native.close()
-                raise
-            return native
-
         try:
-            spec = await loop.run_in_executor(self._threads, parse)
-            if self._backend.info.emulated:
-                check_class(spec, [c.spec for c in self._ids if c.spec])
-            context.spec = spec  # from here on it counts for the class of those that follow
-            context.native = await loop.run_in_executor(self._threads, create, spec)
+            await self._bring_in(context)
         except BaseException as error:
-            self.load_errors_total += 1
-            context.state, context.detail, context.spec = "failed", str(error), None
+            cancelled = isinstance(error, SubmissionCancelled) and context.unwanted.is_set()
+            self.load_errors_total += not cancelled
+            context.enter("failed", str(error))
+            context.spec = None
+            if not cancelled:
+                names = context.wanted_as or ["?"]
+                self.history.failed(context.key, names, context.size_bytes, error)
+                log.warning(
+                    "context %d (%s) failed: %s", context.context_id, context.file.path, error
+                )
             self._forget(context)
-            log.warning("context %d (%s) failed: %s", context.context_id, file.path, error)
+            context.file.close()
             raise
         finally:
-            file.close()
             context.task = None
+        assert context.spec is not None
         self.loads_total += 1
-        context.state = "ready"
+        self.history.forget(context.key)
+        context.enter("ready")
         context.load_seconds = time.monotonic() - started
         log.info(
             "context %d ready: %s, %d bytes, %d graphs, %.3f s",
@@ -193,16 +255,64 @@ class ContextStore:
         )
         self.free_if_unused(context)  # all who asked may have given up meanwhile
 
+    async def _bring_in(self, context: Context) -> None:
+        """Verifies, parses, creates: the whole load of a context, or an exception."""
+        loop, file = asyncio.get_running_loop(), context.file
+        total = file.size_bytes
+
+        def tell(stage: "pb.LoadStage.ValueType") -> None:
+            loop.call_soon_threadsafe(context.report, stage, 0, total)
+
+        def verifying() -> None:
+            context.enter("verifying")
+            context.report(pb.LOAD_STAGE_VERIFYING, 0, total)
+
+        if self.verifier is not None:
+            context.binary_class = await self.verifier.admit(
+                context.content_hash, file, self._others(context), context.unwanted, verifying
+            )
+        if context.unwanted.is_set():
+            raise SubmissionCancelled("nobody waits for this load any more")
+        context.enter("loading")
+
+        def parse() -> BinarySpec:
+            tell(pb.LOAD_STAGE_MAPPING)
+            file.ensure(context.content_hash)
+            with file.map() as region:
+                return self._backend.read_spec(region)
+
+        def create(spec: BinarySpec) -> BackendContext:
+            tell(pb.LOAD_STAGE_CREATING)
+            file.ensure(context.content_hash)
+            return self.creator.create(file, spec, context.key.enabled_graphs)
+
+        spec = await loop.run_in_executor(self._threads, parse)
+        context.warnings = tuple(check_spec(spec, self._backend.info))
+        for warning in context.warnings:
+            log.warning("context %d: %s; the emulation does not mind", context.context_id, warning)
+        check_names(spec, context.key.enabled_graphs)
+        if self._backend.info.emulated:
+            check_class(spec, [c.spec for c in self._ids if c.spec])
+        context.spec = spec  # from here on it counts for the class of those that follow
+        context.native = await loop.run_in_executor(self._threads, create, spec)
+        file.settle(keep=self.creator.keeps_file(context.native))
+
+    def _others(self, context: Context) -> Callable[[], list[Context]]:
+        return lambda: [
+            c for c in self._ids if c is not context and c.state in ("loading", "ready")
+        ]
+
     def _forget(self, context: Context) -> None:
-        if self._by_hash.get(context.content_hash) is context:
-            del self._by_hash[context.content_hash]
+        if self._by_key.get(context.key) is context:
+            del self._by_key[context.key]
         self._ids.remove(context.context_id)
 
     def free_if_unused(self, context: Context) -> None:
         """Frees a ready context that nobody holds, waits for or binds."""
         if context.state != "ready" or context.leases or context.waiters or context.binding_count:
             return
-        context.state = "closed"
+        context.enter("closed")
+        self.history.known(context.key, context.known_as, context.size_bytes)
         self._forget(context)
         task = asyncio.create_task(self._free(context))
         self._closing.add(task)
@@ -217,9 +327,13 @@ class ContextStore:
             log.error("context %d could not be freed: %s", context.context_id, error)
         else:
             log.info("context %d freed: %s", context.context_id, context.content_hash[:12])
+        finally:
+            context.file.close()
 
     async def close(self) -> None:
-        """Waits for the loads and frees under way, then frees what is left."""
+        """Ends trials, waits for the loads and frees under way, then frees what is left."""
+        for context in self._ids:
+            context.unwanted.set()
         loading = [c.task for c in self._ids if c.task is not None]
         await asyncio.gather(*loading, return_exceptions=True)
         for context in list(self._ids):
@@ -227,46 +341,3 @@ class ContextStore:
             context.touch()
         while self._closing:
             await asyncio.gather(*self._closing, return_exceptions=True)
-
-
-def check_loadable(spec: BinarySpec, backend: pb.BackendInfo) -> None:
-    """Refuses what would harm the process, before the library sees it.
-
-    Raises:
-        Unsupported: reason SHARED_WEIGHTS.
-        VersionMismatch: reason WRONG_CHIP, on real hardware.
-    """
-    if spec.shared_weight_bytes and backend.emulated:
-        raise Unsupported(
-            f"the binary shares {spec.shared_weight_bytes} bytes of weights between its graphs; "
-            "the emulation cannot load such a file (it would crash)",
-            reason="SHARED_WEIGHTS",
-        )
-    if not backend.emulated and spec.dsp_arch and spec.dsp_arch != backend.dsp_arch:
-        raise VersionMismatch(
-            f"the binary is for DSP arch {spec.dsp_arch}, the device has {backend.dsp_arch}",
-            reason="WRONG_CHIP",
-            wanted=backend.dsp_arch,
-            found=spec.dsp_arch,
-        )
-
-
-def check_class(spec: BinarySpec, resident: list[BinarySpec]) -> None:
-    """Refuses a binary of another class than the resident ones: they would destroy each other.
-
-    Binaries compiled with a soc_model and those without cannot live in one process (both then fail
-    or crash). The file tells only part of it: SoC 0 means that neither SoC nor arch was given.
-
-    Raises:
-        VersionMismatch: reason BINARY_CLASS.
-    """
-    for other in resident:
-        if bool(other.soc_model) != bool(spec.soc_model):
-            raise VersionMismatch(
-                f"the binary was compiled {'with' if spec.soc_model else 'without'} a SoC model, "
-                f"the resident ones {'with' if other.soc_model else 'without'}; the two kinds "
-                "cannot live in one process: compile all with --soc-model",
-                reason="BINARY_CLASS",
-                wanted=other.soc_model,
-                found=spec.soc_model,
-            )

@@ -166,7 +166,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(contexts=self._service.context_infos())
+        return pb.ListModelsResponse(contexts=self._service.context_infos(history=request.all))
 
     @unary
     async def DescribeModel(

@@ -2,6 +2,7 @@
 """Opening, identifying and hashing what a client names as a model file."""
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import stat
@@ -46,6 +47,8 @@ class ModelFile:
         self.path = path
         self.fd = fd
         self.identity = identity
+        #: False when somebody else has the same open file description.
+        self.own = True
 
     def narrow(self, offset: int, length: int) -> None:
         """From now on only `length` bytes from `offset` are meant; the caller checked the range."""
@@ -53,7 +56,9 @@ class ModelFile:
 
     def duplicate(self) -> "ModelFile":
         """The same file and range with an fd of its own."""
-        return ModelFile(self.path, os.dup(self.fd), self.identity)
+        copy = ModelFile(self.path, os.dup(self.fd), self.identity)
+        self.own = copy.own = False
+        return copy
 
     def map(self) -> Region:
         """The range, mapped read-only.
@@ -95,6 +100,28 @@ class ModelFile:
             os.close(fd)
             raise
         return cls(path, fd, identity)
+
+    @classmethod
+    def adopt(cls, path: Path, fd: int, *, own: bool = True) -> "ModelFile":
+        """The file that somebody opened as `path`. The fd is ours from now on, also after an error.
+
+        Raises:
+            NotAllowed: reason FILE_UNREADABLE; it is not open for reading.
+            InvalidRequest: reason BAD_FILE; as `open`.
+        """
+        try:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+                raise NotAllowed(
+                    f"the descriptor of {str(path)!r} is not open for reading",
+                    reason="FILE_UNREADABLE",
+                )
+            file = cls(path, fd, cls._identify(path, fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        file.own = own
+        return file
 
     @staticmethod
     def _identify(path: Path, fd: int) -> FileIdentity:
@@ -172,6 +199,21 @@ class HashCache:
         self._under_way: dict[FileIdentity, asyncio.Task[str]] = {}
         self.hashed_bytes = 0
 
+    @property
+    def threads(self) -> Executor:
+        """Where hashing runs."""
+        return self._threads
+
+    def known(self, identity: FileIdentity) -> str:
+        """The hash of that version of a file, if it was remembered; else ""."""
+        return self._known.get(identity, "")
+
+    def remember(self, identity: FileIdentity, digest: str) -> None:
+        """For later; the oldest is forgotten when there are too many."""
+        if len(self._known) >= self.MAX_ENTRIES:
+            del self._known[next(iter(self._known))]
+        self._known[identity] = digest
+
     async def sha256(self, file: ModelFile, progress: Progress) -> str:
         """Hex digest of the file's content. The file may be closed while it is computed."""
         identity = file.identity
@@ -204,9 +246,6 @@ class HashCache:
         finally:
             opened.close()
         self.hashed_bytes += opened.size_bytes
-        if not settled:
-            return result
-        if len(self._known) >= self.MAX_ENTRIES:
-            del self._known[next(iter(self._known))]
-        self._known[opened.identity] = result
+        if settled:
+            self.remember(opened.identity, result)
         return result

@@ -11,30 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qnnbroker.protos.errors import InvalidRequest, NotFound, Unsupported
+from qnnbroker.protos.errors import InvalidRequest, NotFound
 from qnnbroker.protos.tensors import TensorSpec
 from qnnbroker.v1 import control_pb2 as pb
 from qnnbroker.v1 import types_pb2
 
 from .backends.base import BackendGraph, ClosableRunnable, Span
-from .contexts import Context, ContextStore, StageProgress
-from .epcontext import (
-    ByteRange,
-    Wrapper,
-    binary_path,
-    check_fully_offloaded,
-    names_for,
-    read_wrapper,
-    sniff,
-)
-from .files import HashCache, ModelFile
+from .contexts import Context, ContextKey, ContextStore, StageProgress
+from .epcontext import Wrapper, names_for
+from .files import HashCache
 from .ids import IdTable
+from .layouts import OpenedModel, open_path
 from .registrations import Lease
+from .steady import content_hash
 
 log = logging.getLogger(__name__)
-
-#: Bytes looked at to tell a wrapper from a binary.
-SNIFF_BYTES = 4096
 
 
 @dataclass(eq=False)
@@ -98,6 +89,9 @@ class Model:
             sdk_build_id=spec.build_id,
             dsp_arch=spec.dsp_arch,
             soc_model=spec.soc_model,
+            warnings=self.context.warnings,
+            backend=self.context.store.backend_name,
+            enabled_graphs=self.context.key.enabled_graphs,
         )
 
     def graph(self, name: str) -> GraphView:
@@ -149,8 +143,16 @@ class ModelTable:
         session_id: int | None,
         keep_alive_seconds: float,
         progress: StageProgress,
+        *,
+        opened: OpenedModel | None = None,
+        enable_graphs: Sequence[str] = (),
     ) -> tuple[Model, bool]:
         """Loads a context binary or an EPContext wrapper, or joins what is there.
+
+        Args:
+            path: opened here, with the broker's own rights, unless `opened` is given.
+            opened: what the client opened; closed afterwards.
+            enable_graphs: the QNN graphs to make executable; none named means all.
 
         Returns:
             The model, and whether its context was shared.
@@ -158,18 +160,30 @@ class ModelTable:
         Raises:
             BrokerError: by what was wrong; nothing is left of it.
         """
-        source = Path(path)
+        source = Path(path) if opened is None else opened.path
         if not source.is_absolute():
-            raise InvalidRequest(f"an absolute path wanted, found {path!r}")
-        wrapper, file = await open_off_loop(source)
-        with file:
-            digest = await self._hashes.sha256(
-                file, lambda done, total: progress(pb.LOAD_STAGE_HASHING, done, total)
+            if opened is not None:
+                opened.close()
+            raise InvalidRequest(f"an absolute path wanted, found {str(source)!r}")
+        if opened is None:
+            opened = await open_off_loop(source)
+        try:
+            digest = await content_hash(
+                opened.binary,
+                self._hashes,
+                lambda done, total: progress(pb.LOAD_STAGE_HASHING, done, total),
+                self._contexts.is_resident,
+            )
+            await asyncio.get_running_loop().run_in_executor(
+                self._hashes.threads, opened.check_manifest, digest
             )
             name = name or source.name.split(".")[0].removesuffix("_ctx")
-            context, shared = await self._contexts.acquire(file, digest, name, progress)
+            key = ContextKey(digest, tuple(sorted(set(enable_graphs))))
+            context, shared = await self._contexts.acquire(opened.binary, key, name, progress)
+        finally:
+            opened.close()
         try:
-            views = offered_graphs(context, wrapper)
+            views = offered_graphs(context, opened.wrapper)
         except BaseException:
             context.release(name)
             raise
@@ -281,52 +295,19 @@ class ModelTable:
             self.unload(model)
 
 
-async def open_off_loop(source: Path) -> tuple[Wrapper | None, ModelFile]:
-    """`open_source` on a thread; what it opened is closed when the caller gives up meanwhile."""
-    opening = asyncio.get_running_loop().run_in_executor(None, open_source, source)
+async def open_off_loop(source: Path) -> OpenedModel:
+    """`open_path` on a thread; what it opened is closed when the caller gives up meanwhile."""
+    opening = asyncio.get_running_loop().run_in_executor(None, open_path, source)
 
-    def close(done: "asyncio.Future[tuple[Wrapper | None, ModelFile]]") -> None:
+    def close(done: "asyncio.Future[OpenedModel]") -> None:
         if not done.cancelled() and done.exception() is None:
-            done.result()[1].close()
+            done.result().close()
 
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
         opening.add_done_callback(close)
         raise
-
-
-def open_source(source: Path) -> tuple[Wrapper | None, ModelFile]:
-    """The wrapper, if `source` is one, and the opened context binary. Runs on a thread.
-
-    An embedded binary (embed mode 1) is a range of the wrapper's own file.
-
-    Raises:
-        BrokerError: by what is wrong with the file, or the one it names.
-    """
-    file = ModelFile.open(source)
-    try:
-        if sniff(file.read(0, SNIFF_BYTES)) != "wrapper":
-            return None, file
-        with file.map() as region:
-            wrapper = read_wrapper(region.view(0, region.size_bytes))
-        check_fully_offloaded(wrapper)
-        main = wrapper.main_nodes[0]
-        if any(n.cache_context != main.cache_context for n in wrapper.main_nodes):
-            raise Unsupported(
-                f"{str(source)!r} names {len(wrapper.main_nodes)} context binaries; "
-                "wrappers of one are taken",
-                reason="LAYOUT",
-            )
-        if isinstance(main.cache_context, ByteRange):
-            file.narrow(main.cache_context.offset, main.cache_context.length)
-            return wrapper, file
-        binary = ModelFile.open(binary_path(source, main))
-    except BaseException:
-        file.close()
-        raise
-    file.close()
-    return wrapper, binary
 
 
 def offered_graphs(
@@ -341,9 +322,13 @@ def offered_graphs(
     graphs = context.native.graphs
     if wrapper is None:
         return [(g, g.spec.inputs, g.spec.outputs) for g in graphs.values()]
+    assert context.spec is not None
+    known = {g.name for g in context.spec.graphs}
     offered = []
     for node in wrapper.nodes:
         graph = graphs.get(node.partition_name)
+        if graph is None and node.partition_name in known:
+            continue  # not among those that the caller wanted executable
         if graph is None:
             raise InvalidRequest(
                 f"the wrapper names graph {node.partition_name!r}, its binary has "

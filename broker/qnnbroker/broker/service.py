@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from qnnbroker.native.executor import BAND_NORMAL, ExecutorSession
 from qnnbroker.protos.attach import ABI_VERSION, PROTOCOL_MAX, PROTOCOL_MIN
@@ -15,6 +16,7 @@ from qnnbroker.v1 import control_pb2 as pb
 
 from .backends.base import Backend
 from .bound import BoundGraph
+from .buffer_memory import RPCMEM
 from .config import BrokerConfig
 from .contexts import ContextStore, StageProgress
 from .executor import LoopExecutor
@@ -24,6 +26,8 @@ from .sessions import Session, SessionTable
 from .statistics import counters, graph_statistics, quantiles
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class BrokerService:
@@ -85,12 +89,22 @@ class BrokerService:
         self.check_running()
         if math.isnan(request.keep_alive_seconds):
             raise InvalidRequest("keep_alive_seconds: a number of seconds wanted, found NaN")
+        opened = None
+        if request.file_id:
+            if session is None:
+                raise NotAllowed(
+                    "a file id belongs to an attached session; without one name a path",
+                    reason="SESSION_REQUIRED",
+                )
+            opened = session.files.take(request.file_id)
         model, shared = await self.models.load(
             request.path,
             request.name,
             session.session_id if session else None,
             request.keep_alive_seconds,
             progress,
+            opened=opened,
+            enable_graphs=request.enable_graphs,
         )
         if session is not None and session.closing:
             self.models.unload(model)
@@ -203,18 +217,21 @@ class BrokerService:
 
     # -- what is there -----------------------------------------------------------------------------
 
-    def context_infos(self) -> list[pb.ContextInfo]:
+    def context_infos(self, *, history: bool = False) -> list[pb.ContextInfo]:
+        """Every context; with `history` also what is not resident (any more)."""
         held: dict[int, set[int]] = {}
+        now = time.monotonic()
         for model in self.models:
             if model.session_id is not None:
                 held.setdefault(model.context.context_id, set()).add(model.session_id)
-        return [
+        infos = [
             pb.ContextInfo(
                 context_id=c.context_id,
-                names=sorted(c.names),
+                names=sorted(c.names or set(c.wanted_as)),
                 content_hash=c.content_hash,
                 state=c.state,
                 state_detail=c.detail,
+                state_seconds=now - c.since,
                 graph_names=[g.name for g in c.spec.graphs] if c.spec else [],
                 session_count=len(held.get(c.context_id, ())),
                 holder_count=c.leases,
@@ -223,9 +240,27 @@ class BrokerService:
                 run_count=c.run_count(),
                 idle_seconds=c.idle_seconds(),
                 load_seconds=c.load_seconds,
+                backend=self.contexts.backend_name,
+                enabled_graphs=c.key.enabled_graphs,
+                warnings=c.warnings,
             )
             for c in self.contexts.all()
         ]
+        for line in self.contexts.history.lines() if history else ():
+            infos.append(
+                pb.ContextInfo(
+                    names=sorted(set(line.names)),
+                    content_hash=line.content_hash,
+                    state=line.state,
+                    state_reason=line.reason,
+                    state_detail=line.detail,
+                    state_seconds=now - line.since,
+                    size_bytes=line.size_bytes,
+                    idle_seconds=-1,
+                    backend=self.contexts.backend_name,
+                )
+            )
+        return infos
 
     def session_infos(self) -> list[pb.SessionInfo]:
         now = time.monotonic()

@@ -28,6 +28,7 @@ from .buffer_memory import BufferMemory
 from .buffers import BufferTable
 from .config import BrokerConfig
 from .executor import LoopExecutor
+from .handed import HandedFiles
 from .ids import IdTable
 from .models import ModelTable
 
@@ -72,6 +73,7 @@ class Session:
     command: str
     created: float = field(default_factory=time.monotonic)
     closing: bool = False
+    files: HandedFiles = field(default_factory=HandedFiles)
     band: int = BAND_NORMAL
 
     def check_open(self) -> None:
@@ -225,6 +227,7 @@ class SessionTable:
         self._executor.close_session(session.executor_session, gone)
         session.bindings.close()
         session.buffers.close()
+        session.files.close()
         self._models.release_all_of(session.session_id)
         log.info(
             "session %d ended (%s): gave back %d buffers and %d bindings",

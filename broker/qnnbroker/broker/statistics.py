@@ -11,6 +11,8 @@ from qnnbroker.v1 import control_pb2 as pb
 
 from .buffer_memory import RPCMEM
 from .contexts import ContextStore
+from .steady import holding
+from .verifying import TrialCounts
 
 if TYPE_CHECKING:
     from .service import BrokerService
@@ -36,6 +38,7 @@ def counters(service: "BrokerService") -> dict[str, int]:
         "loads_total": service.contexts.loads_total,
         "loads_joined_total": service.contexts.joined_loads_total,
         "load_errors_total": service.contexts.load_errors_total,
+        **store_counters(service.contexts),
         "resident_executes": sum(g.statistics()["run_count"] for g in graphs),
         "execute_errors_total": service.execute_errors,
         "inline_copied_bytes_total": service.copied_bytes,
@@ -46,6 +49,21 @@ def counters(service: "BrokerService") -> dict[str, int]:
         "threads": len(os.listdir("/proc/self/task")),
     }
     values |= {f"native_{name}": count for name, count in live_counts().items()}
+    return values
+
+
+def store_counters(contexts: ContextStore) -> dict[str, int]:
+    """How binaries came in: held by lease or copied, tried or known, and created from what."""
+    created = contexts.creator.counts
+    values = {f"creates_{how}_total": count for how, count in created.items()}
+    values["binaries_leased_total"] = holding.leased
+    values["binaries_copied_total"] = holding.copied
+    trials = contexts.verifier.counts if contexts.verifier else TrialCounts()
+    values["trials_total"] = trials.trials
+    values["trials_accepted_total"] = trials.accepted
+    values["trials_rejected_total"] = trials.rejected
+    values["trials_without_witness_total"] = trials.without_witness
+    values["verdicts_used_total"] = trials.remembered
     return values
 
 

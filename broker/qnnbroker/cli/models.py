@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Deadline of a load: a big context takes its time.
 _LOAD_SECONDS = 600.0
-_STAGES = {1: "hashing", 2: "mapping", 3: "creating the context", 4: "ready"}
+_STAGES = {1: "hashing", 2: "mapping", 3: "creating the context", 4: "ready", 5: "trying it out"}
 
 
 @click.command(

@@ -31,6 +31,7 @@ class LoadStage(enum.IntEnum):
 
     HASHING = pb.LOAD_STAGE_HASHING
     MAPPING = pb.LOAD_STAGE_MAPPING
+    VERIFYING = pb.LOAD_STAGE_VERIFYING
     CREATING = pb.LOAD_STAGE_CREATING
     READY = pb.LOAD_STAGE_READY
 
@@ -119,6 +120,12 @@ class Control:
         """False while a run of it is still under way; asking again is fine."""
         request = pb.ReleaseBindingRequest(binding_id=binding_id)
         return not self._call(self._stub.ReleaseBinding, request, timeout).still_running
+
+    def last_error(self, binding_id: int, timeout: float) -> tuple[int, str]:
+        """QNN code and name of the last execute of a binding that failed; 0 when none did."""
+        request = pb.DescribeBindingRequest(binding_id=binding_id)
+        answer = self._call(self._stub.DescribeBinding, request, timeout)
+        return answer.last_error_code, answer.last_error_name
 
     def execute(self, binding_id: int, timeout: float) -> Timing:
         request = pb.ExecuteRequest(binding_id=binding_id)

@@ -29,8 +29,10 @@ MAX_FRAME_BYTES = 64 * 1024
 #: File descriptors in one frame.
 MAX_FRAME_FDS = 16
 
-#: Capability bits of HELLO. RING: the answer carries the four fds of a ring.
+#: Capability bits of HELLO. RING: the answer carries the four fds of a ring. LOAD_FD: the broker
+#: takes opened model files.
 CAPABILITY_RING = 1
+CAPABILITY_LOAD_FD = 2
 
 FLAG_ANSWER = 1
 FLAG_ERROR = 2
@@ -46,6 +48,7 @@ class Kind(enum.IntEnum):
     ALLOC = 2
     RELEASE = 3
     ADOPT = 4
+    LOADFD = 5
 
 
 @dataclass(frozen=True, slots=True)

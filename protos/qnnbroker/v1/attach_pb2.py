@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19qnnbroker/v1/attach.proto\x12\x0cqnnbroker.v1\"\xc3\x01\n\x0cHelloRequest\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x62i_version\x18\x03 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x01(\x04\x12\x13\n\x0b\x63lient_name\x18\x05 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x06 \x01(\t\x12\x0e\n\x06weight\x18\x07 \x01(\r\x12\x0c\n\x04\x62\x61nd\x18\x08 \x01(\r\x12\x11\n\tperf_mode\x18\t \x01(\t\"\xdc\x01\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x61\x62i_version\x18\x02 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\x04\x12\x15\n\rsession_token\x18\x05 \x01(\x0c\x12\x11\n\tgrpc_path\x18\x06 \x01(\t\x12$\n\x06limits\x18\x07 \x01(\x0b\x32\x14.qnnbroker.v1.Limits\x12\x16\n\x0e\x62roker_version\x18\x08 \x01(\t\x12\x12\n\nbroker_pid\x18\t \x01(\r\"\x9a\x01\n\x06Limits\x12\x18\n\x10max_buffer_bytes\x18\x01 \x01(\x04\x12\x19\n\x11max_session_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bmax_buffers\x18\x03 \x01(\r\x12\x14\n\x0cmax_bindings\x18\x04 \x01(\r\x12\x15\n\rmax_in_flight\x18\x05 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x06 \x01(\x04\"Q\n\x0c\x41llocRequest\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12-\n\x0b\x62uffer_kind\x18\x02 \x01(\x0e\x32\x18.qnnbroker.v1.BufferKind\"e\n\rAllocResponse\x12\x11\n\tbuffer_id\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12-\n\x0b\x62uffer_kind\x18\x03 \x01(\x0e\x32\x18.qnnbroker.v1.BufferKind\"#\n\x0eReleaseRequest\x12\x11\n\tbuffer_id\x18\x01 \x01(\x04\"\x11\n\x0fReleaseResponse*X\n\nBufferKind\x12\x1b\n\x17\x42UFFER_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x42UFFER_KIND_MEMFD\x10\x01\x12\x16\n\x12\x42UFFER_KIND_RPCMEM\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19qnnbroker/v1/attach.proto\x12\x0cqnnbroker.v1\"\xc3\x01\n\x0cHelloRequest\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x62i_version\x18\x03 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x01(\x04\x12\x13\n\x0b\x63lient_name\x18\x05 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x06 \x01(\t\x12\x0e\n\x06weight\x18\x07 \x01(\r\x12\x0c\n\x04\x62\x61nd\x18\x08 \x01(\r\x12\x11\n\tperf_mode\x18\t \x01(\t\"\xdc\x01\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0b\x61\x62i_version\x18\x02 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x03 \x01(\x04\x12\x12\n\nsession_id\x18\x04 \x01(\x04\x12\x15\n\rsession_token\x18\x05 \x01(\x0c\x12\x11\n\tgrpc_path\x18\x06 \x01(\t\x12$\n\x06limits\x18\x07 \x01(\x0b\x32\x14.qnnbroker.v1.Limits\x12\x16\n\x0e\x62roker_version\x18\x08 \x01(\t\x12\x12\n\nbroker_pid\x18\t \x01(\r\"\x9a\x01\n\x06Limits\x12\x18\n\x10max_buffer_bytes\x18\x01 \x01(\x04\x12\x19\n\x11max_session_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bmax_buffers\x18\x03 \x01(\r\x12\x14\n\x0cmax_bindings\x18\x04 \x01(\r\x12\x15\n\rmax_in_flight\x18\x05 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x06 \x01(\x04\"Q\n\x0c\x41llocRequest\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12-\n\x0b\x62uffer_kind\x18\x02 \x01(\x0e\x32\x18.qnnbroker.v1.BufferKind\"e\n\rAllocResponse\x12\x11\n\tbuffer_id\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12-\n\x0b\x62uffer_kind\x18\x03 \x01(\x0e\x32\x18.qnnbroker.v1.BufferKind\"#\n\x0eReleaseRequest\x12\x11\n\tbuffer_id\x18\x01 \x01(\x04\"\x11\n\x0fReleaseResponse\".\n\rLoadFdRequest\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\"K\n\x0eLoadFdResponse\x12\x0f\n\x07\x66ile_id\x18\x01 \x01(\x04\x12(\n\x06wanted\x18\x02 \x03(\x0b\x32\x18.qnnbroker.v1.WantedFile\",\n\nWantedFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08optional\x18\x02 \x01(\x08*X\n\nBufferKind\x12\x1b\n\x17\x42UFFER_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x42UFFER_KIND_MEMFD\x10\x01\x12\x16\n\x12\x42UFFER_KIND_RPCMEM\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'qnnbroker.v1.attach_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BUFFERKIND']._serialized_start=863
-  _globals['_BUFFERKIND']._serialized_end=951
+  _globals['_BUFFERKIND']._serialized_start=1034
+  _globals['_BUFFERKIND']._serialized_end=1122
   _globals['_HELLOREQUEST']._serialized_start=44
   _globals['_HELLOREQUEST']._serialized_end=239
   _globals['_HELLORESPONSE']._serialized_start=242
@@ -47,4 +47,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASEREQUEST']._serialized_end=842
   _globals['_RELEASERESPONSE']._serialized_start=844
   _globals['_RELEASERESPONSE']._serialized_end=861
+  _globals['_LOADFDREQUEST']._serialized_start=863
+  _globals['_LOADFDREQUEST']._serialized_end=909
+  _globals['_LOADFDRESPONSE']._serialized_start=911
+  _globals['_LOADFDRESPONSE']._serialized_end=986
+  _globals['_WANTEDFILE']._serialized_start=988
+  _globals['_WANTEDFILE']._serialized_end=1032
 # @@protoc_insertion_point(module_scope)

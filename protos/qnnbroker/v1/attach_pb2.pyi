@@ -5,8 +5,10 @@ SPDX-License-Identifier: Apache-2.0
 Bodies of the frames on the attach socket. The frame around them is in WIRE.md.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -255,3 +257,81 @@ class ReleaseResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
+
+@_typing.final
+class LoadFdRequest(_message.Message):
+    """Kind 5. Hands over a file that the client opened for reading, so that the broker opens nothing that
+    the client could not. Carries one fd, or none when the client has not the (optional) file.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    file_id: _builtins.int
+    """0: the model file itself. Else what an earlier answer said, to add a file that it wanted."""
+    path: _builtins.str
+    """Of the model file: its absolute path, for people. Of another: its name as it was wanted."""
+    def __init__(
+        self,
+        *,
+        file_id: _builtins.int = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_id", b"file_id", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadFdRequest: _TypeAlias = LoadFdRequest  # noqa: Y015
+
+@_typing.final
+class LoadFdResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_ID_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    file_id: _builtins.int
+    """For LoadModelRequest; belongs to the session."""
+    @_builtins.property
+    def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___WantedFile]:
+        """What else there has to be, beside the model file, before it can be loaded."""
+
+    def __init__(
+        self,
+        *,
+        file_id: _builtins.int = ...,
+        wanted: _abc.Iterable[Global___WantedFile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_id", b"file_id", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadFdResponse: _TypeAlias = LoadFdResponse  # noqa: Y015
+
+@_typing.final
+class WantedFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OPTIONAL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Relative to the directory of the model file; never leaves it."""
+    optional: _builtins.bool
+    """It may be missing: send the frame without an fd then."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        optional: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "optional", b"optional"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WantedFile: _TypeAlias = WantedFile  # noqa: Y015

@@ -38,6 +38,10 @@ class _LoadStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoadStage.V
     LOAD_STAGE_MAPPING: _LoadStage.ValueType  # 2
     LOAD_STAGE_CREATING: _LoadStage.ValueType  # 3
     LOAD_STAGE_READY: _LoadStage.ValueType  # 4
+    LOAD_STAGE_VERIFYING: _LoadStage.ValueType  # 5
+    """Between HASHING and MAPPING, and only when the binary was never seen before: it is tried in a
+    process of its own.
+    """
 
 class LoadStage(_LoadStage, metaclass=_LoadStageEnumTypeWrapper): ...
 
@@ -46,6 +50,10 @@ LOAD_STAGE_HASHING: LoadStage.ValueType  # 1
 LOAD_STAGE_MAPPING: LoadStage.ValueType  # 2
 LOAD_STAGE_CREATING: LoadStage.ValueType  # 3
 LOAD_STAGE_READY: LoadStage.ValueType  # 4
+LOAD_STAGE_VERIFYING: LoadStage.ValueType  # 5
+"""Between HASHING and MAPPING, and only when the binary was never seen before: it is tried in a
+process of its own.
+"""
 Global___LoadStage: _TypeAlias = LoadStage  # noqa: Y015
 
 class _Band:
@@ -339,24 +347,38 @@ class LoadModelRequest(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     KEEP_ALIVE_SECONDS_FIELD_NUMBER: _builtins.int
+    FILE_ID_FIELD_NUMBER: _builtins.int
+    ENABLE_GRAPHS_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Absolute path of a context binary or of an EPContext wrapper, opened by the broker."""
+    """Absolute path of a context binary or of an EPContext wrapper. The broker opens it, with its own
+    rights, when `file_id` is 0; else it is for people.
+    """
     name: _builtins.str
     """A name for people and for Infer; the file's stem when empty."""
     keep_alive_seconds: _builtins.float
     """Without a session: seconds the model stays after its last use. 0: the broker's default;
     negative: until unloaded.
     """
+    file_id: _builtins.int
+    """session. Files that this session's client opened and handed over on the attach socket (LOADFD).
+    They are used up, whatever comes of it.
+    """
+    @_builtins.property
+    def enable_graphs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Make only these graphs executable: another context than that with all of them. None: all."""
+
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         name: _builtins.str = ...,
         keep_alive_seconds: _builtins.float = ...,
+        file_id: _builtins.int = ...,
+        enable_graphs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_alive_seconds", b"keep_alive_seconds", "name", b"name", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enable_graphs", b"enable_graphs", "file_id", b"file_id", "keep_alive_seconds", b"keep_alive_seconds", "name", b"name", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,6 +435,9 @@ class Model(_message.Message):
     SDK_BUILD_ID_FIELD_NUMBER: _builtins.int
     DSP_ARCH_FIELD_NUMBER: _builtins.int
     SOC_MODEL_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    ENABLED_GRAPHS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.int
     name: _builtins.str
     context_id: _builtins.int
@@ -423,8 +448,16 @@ class Model(_message.Message):
     sdk_build_id: _builtins.str
     dsp_arch: _builtins.int
     soc_model: _builtins.int
+    backend: _builtins.str
+    """Besides the content, what makes a context another one."""
     @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.GraphSpec]: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """How the binary differs from the library and the device, where that does no harm (emulation)."""
+
+    @_builtins.property
+    def enabled_graphs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -438,10 +471,13 @@ class Model(_message.Message):
         sdk_build_id: _builtins.str = ...,
         dsp_arch: _builtins.int = ...,
         soc_model: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        backend: _builtins.str = ...,
+        enabled_graphs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_hash", b"content_hash", "context_id", b"context_id", "dsp_arch", b"dsp_arch", "graphs", b"graphs", "model_id", b"model_id", "name", b"name", "sdk_build_id", b"sdk_build_id", "size_bytes", b"size_bytes", "soc_model", b"soc_model", "source_path", b"source_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "content_hash", b"content_hash", "context_id", b"context_id", "dsp_arch", b"dsp_arch", "enabled_graphs", b"enabled_graphs", "graphs", b"graphs", "model_id", b"model_id", "name", b"name", "sdk_build_id", b"sdk_build_id", "size_bytes", b"size_bytes", "soc_model", b"soc_model", "source_path", b"source_path", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,12 +525,17 @@ Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
 class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ALL_FIELD_NUMBER: _builtins.int
+    all: _builtins.bool
+    """Also models that are not resident: those that were, and loads that failed, the last few."""
     def __init__(
         self,
+        *,
+        all: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -537,10 +578,15 @@ class ContextInfo(_message.Message):
     IDLE_SECONDS_FIELD_NUMBER: _builtins.int
     LOAD_SECONDS_FIELD_NUMBER: _builtins.int
     HOLDER_COUNT_FIELD_NUMBER: _builtins.int
+    STATE_REASON_FIELD_NUMBER: _builtins.int
+    STATE_SECONDS_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    ENABLED_GRAPHS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     context_id: _builtins.int
     content_hash: _builtins.str
     state: _builtins.str
-    """"loading", "ready", "failed"."""
+    """"verifying", "loading", "ready"; with `all` also "known" (it was resident) and "failed"."""
     state_detail: _builtins.str
     session_count: _builtins.int
     binding_count: _builtins.int
@@ -551,10 +597,20 @@ class ContextInfo(_message.Message):
     """Seconds since the last execute ended; negative when never."""
     load_seconds: _builtins.float
     holder_count: _builtins.int
+    state_reason: _builtins.str
+    """Of a failed one: the reason that programs test."""
+    state_seconds: _builtins.float
+    """Seconds in that state."""
+    backend: _builtins.str
+    """What it is apart from its content: the backend and the executable graphs (none named: all)."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def graph_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def enabled_graphs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -571,10 +627,15 @@ class ContextInfo(_message.Message):
         idle_seconds: _builtins.float = ...,
         load_seconds: _builtins.float = ...,
         holder_count: _builtins.int = ...,
+        state_reason: _builtins.str = ...,
+        state_seconds: _builtins.float = ...,
+        backend: _builtins.str = ...,
+        enabled_graphs: _abc.Iterable[_builtins.str] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding_count", b"binding_count", "content_hash", b"content_hash", "context_id", b"context_id", "graph_names", b"graph_names", "holder_count", b"holder_count", "idle_seconds", b"idle_seconds", "load_seconds", b"load_seconds", "names", b"names", "run_count", b"run_count", "session_count", b"session_count", "size_bytes", b"size_bytes", "state", b"state", "state_detail", b"state_detail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "binding_count", b"binding_count", "content_hash", b"content_hash", "context_id", b"context_id", "enabled_graphs", b"enabled_graphs", "graph_names", b"graph_names", "holder_count", b"holder_count", "idle_seconds", b"idle_seconds", "load_seconds", b"load_seconds", "names", b"names", "run_count", b"run_count", "session_count", b"session_count", "size_bytes", b"size_bytes", "state", b"state", "state_detail", b"state_detail", "state_reason", b"state_reason", "state_seconds", b"state_seconds", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

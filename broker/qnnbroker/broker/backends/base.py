@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from qnnbroker.native.region import Region
 from qnnbroker.native.runnable import Runnable
 from qnnbroker.protos.tensors import TensorSpec
 from qnnbroker.v1 import control_pb2
@@ -47,6 +48,8 @@ class BinarySpec:
     shared_weight_bytes: int
     #: Bytes the backend parsed; what the file should hold besides its header.
     blob_bytes: int
+    core_api_version: tuple[int, ...] = ()
+    backend_api_version: tuple[int, ...] = ()
 
 
 class BackendGraph(Protocol):
@@ -90,6 +93,10 @@ class BackendContext(Protocol):
     """A context binary loaded into the backend."""
 
     @property
+    def keeps_binary(self) -> bool:
+        """Whether it reads the bytes that it was made from for as long as it lives."""
+
+    @property
     def graphs(self) -> Mapping[str, BackendGraph]: ...
 
     def close(self) -> None:
@@ -114,11 +121,27 @@ class Backend(Protocol):
             Unsupported: a dtype or encoding that has no place here.
         """
 
-    def create_context(self, data: Buffer, spec: BinarySpec) -> BackendContext:
+    def create_context(
+        self, data: Buffer, spec: BinarySpec, enable_graphs: Sequence[str] = ()
+    ) -> BackendContext:
         """Loads a context binary; keeps nothing of `data` when it returns.
 
+        Args:
+            enable_graphs: those that shall be executable; none named means all.
+
         Raises:
+            InvalidRequest: it has no graph of that name.
             BackendError, LimitExceeded, VersionMismatch, Unsupported: by the library's code.
+        """
+
+    def create_file_mapped(
+        self, region: Region, spec: BinarySpec, enable_graphs: Sequence[str] = ()
+    ) -> BackendContext:
+        """Loads a context binary that stays mapped as long as the context, which owns the region.
+
+        Raises:
+            Unsupported: reason BACKEND_LACKS; the region is still the caller's, as after any error.
+            BackendError, InvalidRequest, LimitExceeded, VersionMismatch: as `create_context`.
         """
 
     def log_fileno(self) -> int:

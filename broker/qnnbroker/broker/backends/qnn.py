@@ -61,6 +61,9 @@ DTYPES: dict[int, str] = {
     0x0508: "bool",
 }
 
+#: The library's number for "creates contexts through callbacks".
+CAPABILITY_CALLBACK = 220
+
 #: QNN code -> (exception, reason). Others become BackendError.
 _ERRORS: dict[int, tuple[type[BrokerError], str]] = {
     1000: (Unsupported, "BACKEND_LACKS"),
@@ -97,6 +100,12 @@ def translate(error: QnnError, doing: str) -> BrokerError:
         qnn_name=error.name,
         operation=error.operation,
     )
+
+
+def error_of_code(code: int, message: str) -> BrokerError:
+    """The exception for a code that a trial child met."""
+    cls, reason = _ERRORS.get(code, (InvalidRequest, "BAD_FILE"))
+    return cls(message, reason=reason, qnn_code=code)
 
 
 def set_dsp_search_path(directory: Path) -> None:
@@ -142,18 +151,23 @@ class QnnGraphAdapter:
 class QnnContextAdapter:
     """A native context and its graphs."""
 
+    keeps_binary = False
+
     def __init__(
         self,
         native: QnnContext,
         spec: BinarySpec,
+        enable_graphs: Sequence[str],
         memory: MemoryStatistics,
         probe_region: Callable[[], Region],
     ) -> None:
         self._native = native
         self.memory = ContextMemory(ContextPort(native), memory, probe_region)
+        names = enable_graphs or [g.name for g in spec.graphs]
+        specs = {g.name: g for g in spec.graphs}
         try:
             self.graphs = {
-                g.name: QnnGraphAdapter(native.graph(g.name), g, self.memory) for g in spec.graphs
+                n: QnnGraphAdapter(native.graph(n), specs[n], self.memory) for n in names
             }
         except BaseException:
             native.close()
@@ -240,25 +254,29 @@ class QnnBackendAdapter:
             raise InvalidRequest(
                 f"not a sound context binary: {error}", reason="BAD_FILE"
             ) from error
-        if info.backend_id != self._library.backend_id:
-            raise VersionMismatch(
-                f"the binary is for QNN backend {info.backend_id}, this one is "
-                f"{self._library.backend_id}",
-                reason="CONTEXT_BINARY_VERSION",
-            )
         return binary_spec(info)
 
-    def create_context(self, data: Buffer, spec: BinarySpec) -> QnnContextAdapter:
+    def create_context(
+        self, data: Buffer, spec: BinarySpec, enable_graphs: Sequence[str] = ()
+    ) -> QnnContextAdapter:
         try:
-            return QnnContextAdapter(
-                QnnContext(self._device, data), spec, self.memory, self._probe_region
-            )
+            native = QnnContext(self._device, data, enable_graphs=enable_graphs or None)
+            return QnnContextAdapter(native, spec, enable_graphs, self.memory, self._probe_region)
         except QnnError as error:
             raise translate(error, "creating the context") from error
         except ValueError as error:
             raise InvalidRequest(
                 f"cannot create the context: {error}", reason="BAD_FILE"
             ) from error
+
+    def create_file_mapped(
+        self, region: Region, spec: BinarySpec, enable_graphs: Sequence[str] = ()
+    ) -> QnnContextAdapter:
+        code = self._library.has_capability(CAPABILITY_CALLBACK)
+        raise Unsupported(
+            f"this library does not create contexts through callbacks (capability "
+            f"{CAPABILITY_CALLBACK} answers {code})"
+        )
 
     def log_fileno(self) -> int:
         return log_fileno()
@@ -319,6 +337,8 @@ def binary_spec(info: BinaryInfo) -> BinarySpec:
         weight_bytes=sum(g.weight_bytes for g in info.graphs) + shared,
         shared_weight_bytes=shared,
         blob_bytes=info.blob_bytes,
+        core_api_version=info.core_api_version,
+        backend_api_version=info.backend_api_version,
     )
 
 

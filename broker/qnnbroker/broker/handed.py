@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model files that a client opened and handed over, until it loads them or its session ends."""
+
+import asyncio
+from pathlib import Path
+
+from qnnbroker.protos.errors import InvalidRequest, LimitExceeded
+
+from .files import ModelFile
+from .ids import IdTable
+from .layouts import Gathering, OpenedModel
+
+#: Models of one session whose files were handed over and that were not loaded yet.
+MAX_HANDED = 16
+
+
+class HandedFiles:
+    """Of one session. Belongs to the event loop's thread; reading is done on others."""
+
+    def __init__(self) -> None:
+        self._ids: IdTable[Gathering] = IdTable("file", "FILE_MISSING")
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    async def begin(self, path: str, fd: int) -> tuple[int, list[tuple[str, bool]]]:
+        """A model file, opened by the client as `path`; takes over the fd.
+
+        Returns:
+            Its id, and what else is wanted: (name, whether it may be missing).
+
+        Raises:
+            LimitExceeded: too many were handed over and not loaded.
+            BrokerError: by what is wrong with it.
+        """
+        file = ModelFile.adopt(Path(path), fd, own=False)
+        if len(self._ids) >= MAX_HANDED:
+            file.close()
+            raise LimitExceeded(
+                f"{len(self._ids)} models were handed over and not loaded, the limit is "
+                f"{MAX_HANDED}"
+            )
+        gathering = await read_off_loop(file)
+        if self._closed:
+            gathering.close()
+            raise InvalidRequest("the session ended while the file was read")
+        ids: list[int] = []
+
+        def keep(id: int) -> Gathering:
+            ids.append(id)
+            return gathering
+
+        self._ids.add(keep)
+        return ids[0], gathering.wanted()
+
+    def add(self, file_id: int, name: str, fd: int | None) -> list[tuple[str, bool]]:
+        """A file that was wanted; without an fd the client has none. What is wanted still."""
+        file = None if fd is None else ModelFile.adopt(Path(name), fd, own=False)
+        try:
+            gathering = self._ids.get(file_id)
+        except BaseException:
+            if file is not None:
+                file.close()
+            raise
+        gathering.add(name, file)
+        return gathering.wanted()
+
+    def take(self, file_id: int) -> OpenedModel:
+        """The files, which are the caller's now.
+
+        Raises:
+            NotFound, LeaseRevoked: no such id, or it was loaded already.
+            InvalidRequest: something is still wanted.
+        """
+        return self._ids.remove(file_id).finish()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closed = True
+        for gathering in self._ids:
+            gathering.close()
+
+
+async def read_off_loop(file: ModelFile) -> Gathering:
+    """A Gathering, made on a thread; closed when the caller gives up meanwhile."""
+    reading = asyncio.get_running_loop().run_in_executor(None, Gathering, file)
+
+    def close(done: "asyncio.Future[Gathering]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.result().close()
+
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        reading.add_done_callback(close)
+        raise
