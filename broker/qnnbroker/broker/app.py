@@ -113,6 +113,7 @@ class Broker:
         self._service = BrokerService(
             config, self._backend, executor, contexts, models, sessions, version, self.request_stop
         )
+        self._service.power.start()
         grpc_path = await self._start_grpc(directory, self._service)
         self._attach = AttachServer(config, sessions, self._listener, grpc_path, version)
         self._attach.start()
@@ -201,6 +202,7 @@ class Broker:
             await self._wait_idle(service)
             await service.contexts.close()
             service.executor.close()
+            await service.power.close()
             self._service = None
         if self._threads is not None:
             # A hash that nobody waits for may still run.

@@ -46,6 +46,7 @@ from qnnbroker.v1 import attach_pb2
 
 from .attach_frames import FDS_OF_REQUESTS, answer_to, check_request, check_versions, parse
 from .config import BrokerConfig
+from .power import check_mode
 from .sessions import Peer, Session, SessionTable
 
 log = logging.getLogger(__name__)
@@ -198,6 +199,7 @@ class AttachServer:
             weight=hello.weight or 1,
             band=hello.band - 1 if hello.band else BAND_NORMAL,
             ring=wants_ring,
+            perf_mode=check_mode(hello.perf_mode),
         )
         ring = session.executor_session.ring
         answer = attach_pb2.HelloResponse(

@@ -50,6 +50,7 @@ class BoundGraph:
         self._inputs, self._outputs = inputs, outputs
         self._when_gone = when_gone
         self._wanted = False
+        self._held = False
         self.parked_count = 0
         #: Released, and nothing of it is left.
         self.gone = False
@@ -64,12 +65,28 @@ class BoundGraph:
             self._close(runnable)
             raise
         self._runnable = runnable
-        graph.context.binding_count += 1
+        graph.context.bound.add(self)
         executor.watch(self.native, self)
 
     def park(self) -> bool:
         """Drops the native part as soon as nothing runs; False when it is parked or going."""
         return self.native.park()
+
+    def hold(self) -> bool:
+        """Parks, and stays parked until `let_go`; False when it was parked or going already."""
+        self._held = True
+        return self.native.park()
+
+    @property
+    def parked(self) -> bool:
+        """Nothing native is left, for now or for good."""
+        return self._runnable is None
+
+    def let_go(self) -> None:
+        """May be revived again, and is if somebody waits for that."""
+        self._held = False
+        if self._wanted and self._runnable is None:
+            self._revive()
 
     def release(self) -> None:
         """Refuses further submissions; the rest goes when what runs has ended. Idempotent."""
@@ -86,7 +103,7 @@ class BoundGraph:
         self._drop()
         if self.native.released:
             context = self.graph.context
-            context.binding_count -= 1
+            context.bound.discard(self)
             context.touch()
             self.gone = True
             if self._told is not None and not self._told.done():
@@ -95,12 +112,12 @@ class BoundGraph:
                 self._when_gone()
             return
         self.parked_count += 1
-        if self._wanted:
+        if self._wanted and not self._held:
             self._revive()
 
     def on_wanted(self) -> None:
         self._wanted = True
-        if self._runnable is None:
+        if self._runnable is None and not self._held:
             self._revive()
 
     @property

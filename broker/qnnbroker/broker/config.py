@@ -34,13 +34,31 @@ _RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("hello_timeout_seconds", "stop_timeout_seconds", "trial_seconds"), 0.001, 1e9),
     (("attach_fd", "ready_fd"), -1, 2**31 - 1),
     (("rpcmem_heap",), 0, 2**31 - 1),
+    (("perf_hold_seconds", "perf_idle_seconds"), 0, 1e6),
+    (("rpc_latency_us",), 0, 2**31 - 1),
+    (("rpc_polling_us",), 0, 9999),
     (("rpcmem_flags",), 0, 2**32 - 1),
+)
+#: From the slowest to the fastest; "default" is no vote at all.
+PERF_MODES = (
+    "default",
+    "extreme_power_saver",
+    "low_power_saver",
+    "power_saver",
+    "high_power_saver",
+    "low_balanced",
+    "balanced",
+    "high_performance",
+    "sustained_high_performance",
+    "burst",
 )
 #: The options that are one of a few words.
 _CHOICES = {
     "verify": ("auto", "always", "never"),
     "file_mapped_weights": ("auto", "require", "off"),
     "zero_copy": ("auto", "require", "off"),
+    "perf_mode": PERF_MODES,
+    "session_perf_mode": PERF_MODES,
     "buffer_memory": ("auto", "memfd", "rpcmem"),
 }
 
@@ -96,6 +114,24 @@ class BrokerConfig:
     verdict_dir: str = option("", "where outcomes of trials are kept; empty: in the user's cache")
     zero_copy: str = option(
         "auto", "auto, require or off: whether bindings register their memory with the device"
+    )
+    perf_mode: str = option(
+        "burst", "the fastest clocks that sessions may vote for, from default (none) to burst"
+    )
+    session_perf_mode: str = option(
+        "balanced", "clocks that a session votes for when it does not say"
+    )
+    perf_hold_seconds: float = option(
+        0.5, "a faster mode stays so long after it was wanted last", unit="seconds"
+    )
+    perf_idle_seconds: float = option(
+        2.0, "the vote is dropped after so long without work", unit="seconds"
+    )
+    rpc_latency_us: int = option(
+        100, "sleep that calls to the device may take, with any vote; 0: not voted for"
+    )
+    rpc_polling_us: int = option(
+        9999, "polling before it, with the three fastest modes; 0: not voted for"
     )
     buffer_memory: str = option("auto", "auto, memfd or rpcmem: what shared buffers are made of")
     rpcmem_library: str = option("", "path of libcdsprpc.so; empty: as the linker finds it")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from qnnbroker.protos.errors import BrokerError, SubmissionCancelled
 from qnnbroker.v1 import control_pb2 as pb
@@ -25,6 +25,9 @@ from .history import History
 from .ids import IdTable
 from .steady import SteadyFile
 from .verifying import Verifier
+
+if TYPE_CHECKING:
+    from .bound import BoundGraph
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +69,8 @@ class Context:
     wanted_as: list[str] = field(default_factory=list)
     waiters: int = 0
     leases: int = 0
-    binding_count: int = 0
+    #: Bindings over its graphs, live and parked.
+    bound: "set[BoundGraph]" = field(default_factory=set)
     load_seconds: float = 0.0
     unwanted: threading.Event = field(default_factory=threading.Event)
 
@@ -91,6 +95,10 @@ class Context:
             log.debug("context %d: its file is not what it was: %s", self.context_id, error)
         held.close()
         return None
+
+    @property
+    def binding_count(self) -> int:
+        return len(self.bound)
 
     def acquire(self, name: str) -> None:
         """Takes a lease; the name is what the holder calls it."""
@@ -337,7 +345,8 @@ class ContextStore:
         loading = [c.task for c in self._ids if c.task is not None]
         await asyncio.gather(*loading, return_exceptions=True)
         for context in list(self._ids):
-            context.leases = context.binding_count = 0
+            context.leases = 0
+            context.bound.clear()
             context.touch()
         while self._closing:
             await asyncio.gather(*self._closing, return_exceptions=True)

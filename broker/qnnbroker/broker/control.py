@@ -180,6 +180,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: pb.CreateBindingRequest, context: Context
     ) -> pb.CreateBindingResponse:
         session = self._own_session(context, "CreateBinding")
+        self._service.check_running()
         graph = self._service.models.graph(request.graph_id, session.session_id)
         binding = session.bindings.create(
             graph,
@@ -190,6 +191,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             zero_copy_of(request.zero_copy),
         )
         bound = binding.bound
+        self._service.power.poke()
         return pb.CreateBindingResponse(
             binding_id=binding.binding_id,
             memory_path=pb.MEMORY_PATH_REGISTERED if bound.registered else pb.MEMORY_PATH_RAW,
@@ -233,6 +235,12 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: pb.ParkBindingsRequest, context: Context
     ) -> pb.ParkBindingsResponse:
         return pb.ParkBindingsResponse(parked_count=self._service.park(request.model))
+
+    @unary
+    async def ResetBackend(
+        self, request: pb.ResetBackendRequest, context: Context
+    ) -> pb.ResetBackendResponse:
+        return await self._service.reset_backend()
 
     @unary
     async def StopServer(

@@ -22,6 +22,8 @@ from .contexts import ContextStore, StageProgress
 from .executor import LoopExecutor
 from .inline import check_inputs, output_buffers, output_tensors
 from .models import Model, ModelTable
+from .power import PowerGovernor
+from .reset import reset_backend
 from .sessions import Session, SessionTable
 from .statistics import counters, graph_statistics, quantiles
 
@@ -52,6 +54,11 @@ class BrokerService:
         self.sessions = sessions
         self.request_stop = request_stop
         self.stopping = False
+        #: The backend is being made anew; what needs it waits or is refused.
+        self.resetting = False
+        self.power = PowerGovernor(
+            config, backend.open_power, self._power_wishes, emulated=backend.info.emulated
+        )
         self.started = time.monotonic()
         self.copied_bytes = 0
         self.execute_errors = 0
@@ -66,6 +73,8 @@ class BrokerService:
         """
         if self.stopping:
             raise BrokerUnavailable("the broker is stopping", reason="STOPPING")
+        if self.resetting:
+            raise BrokerUnavailable("the backend is being reset", reason="STARTING")
 
     def server_info(self) -> pb.GetServerInfoResponse:
         return pb.GetServerInfoResponse(
@@ -78,7 +87,31 @@ class BrokerService:
             protocol_max=PROTOCOL_MAX,
             abi_version=ABI_VERSION,
             runtime_dir=self.config.runtime_dir,
+            buffer_kind=self.sessions.memory.default_kind,
+            buffer_detail=self.sessions.memory.detail,
+            power=self.power.info(),
         )
+
+    def _power_wishes(self) -> tuple[list[str], bool]:
+        """Modes of the sessions that worked since the last look; whether there are bindings."""
+        wanted, bindings = [], False
+        for session in self.sessions:
+            bindings = bindings or len(session.bindings) > 0
+            stats = session.executor_session.statistics()
+            runs = stats["run_count"] + stats["error_count"]
+            if stats["in_flight"] or runs != session.runs_seen:
+                wanted.append(session.perf_mode or self.config.session_perf_mode)
+            session.runs_seen = runs
+        return wanted, bindings
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """`work` off the event loop: for calls into the library that may take long."""
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+    async def reset_backend(self) -> pb.ResetBackendResponse:
+        """See `reset`."""
+        self.check_running()
+        return await reset_backend(self)
 
     # -- models ------------------------------------------------------------------------------------
 
@@ -209,6 +242,10 @@ class BrokerService:
             self.inline_session = self.executor.session(0, max_in_flight=0)
         return self.inline_session
 
+    def inline_in_flight(self) -> int:
+        """Runs under way of clients that have no session."""
+        return self.inline_session.statistics()["in_flight"] if self.inline_session else 0
+
     def close_inline(self) -> None:
         """Gives the inline clients' share back."""
         if self.inline_session is not None:
@@ -287,6 +324,8 @@ class BrokerService:
                     total=quantiles(stats, "total"),
                     parked_count=sum(b.bound.parked_count for b in s.bindings),
                     age_seconds=now - s.created,
+                    perf_mode=s.perf_mode or self.config.session_perf_mode,
+                    rpcmem_bytes=s.buffers.bytes_of(RPCMEM),
                 )
             )
         return infos

@@ -73,6 +73,10 @@ class Session:
     command: str
     created: float = field(default_factory=time.monotonic)
     closing: bool = False
+    #: Clocks that it votes for while it works; empty: the broker's default.
+    perf_mode: str = ""
+    #: Runs that the power governor has seen.
+    runs_seen: int = 0
     files: HandedFiles = field(default_factory=HandedFiles)
     band: int = BAND_NORMAL
 
@@ -99,7 +103,7 @@ class SessionTable:
         memory: BufferMemory | None = None,
     ) -> None:
         self._config = config
-        self._memory = memory or BufferMemory(config)
+        self.memory = memory or BufferMemory(config)
         self._executor = executor
         self._models = models
         self._ids: IdTable[Session] = IdTable("session", "SESSION_UNKNOWN")
@@ -121,6 +125,7 @@ class SessionTable:
         weight: int = 1,
         band: int = BAND_NORMAL,
         ring: bool = False,
+        perf_mode: str = "",
     ) -> Session:
         """A new session for `peer`, with a ring when it wants one.
 
@@ -152,10 +157,11 @@ class SessionTable:
                 peer=peer,
                 client_name=printable(client_name[:128]),
                 executor_session=native,
-                buffers=BufferTable(self._config, self._memory),
+                buffers=BufferTable(self._config, self.memory),
                 bindings=BindingTable(self._config, self._executor, native),
                 command=peer.command,
                 band=band,
+                perf_mode=perf_mode,
             )
 
         session = self._ids.add(make)

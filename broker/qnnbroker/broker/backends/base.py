@@ -17,6 +17,7 @@ from qnnbroker.v1 import control_pb2
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Buffer
 
+    from ..power import PowerPort
     from ..registrations import Lease, MemoryStatistics
 else:  # collections.abc has it from Python 3.12 on
     Buffer = object
@@ -143,6 +144,16 @@ class Backend(Protocol):
             Unsupported: reason BACKEND_LACKS; the region is still the caller's, as after any error.
             BackendError, InvalidRequest, LimitExceeded, VersionMismatch: as `create_context`.
         """
+
+    def reset(self) -> None:
+        """Starts anew; every context must be closed before.
+
+        Raises:
+            BrokerError: it does not start again.
+        """
+
+    def open_power(self) -> "PowerPort":
+        """A client of the device's performance infrastructure; raises BrokerError: none."""
 
     def log_fileno(self) -> int:
         """An fd that is readable while log lines wait; -1 for none."""

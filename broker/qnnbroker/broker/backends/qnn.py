@@ -19,24 +19,24 @@ from qnnbroker.native.qnn_graph import QnnGraph
 from qnnbroker.native.qnn_info import BinaryInfo, GraphInfo, TensorInfo, parse_binary
 from qnnbroker.native.qnn_library import QnnLibrary, drain_log, log_fileno
 from qnnbroker.native.qnn_memory import QnnRegistration
+from qnnbroker.native.qnn_power import QnnPower
 from qnnbroker.native.region import Region
 from qnnbroker.protos.errors import (
-    BackendError,
     BrokerError,
     BrokerUnavailable,
-    DeadlineExpired,
     InvalidRequest,
-    LimitExceeded,
-    NpuRestarted,
-    SubmissionCancelled,
     Unsupported,
-    VersionMismatch,
 )
 from qnnbroker.protos.tensors import Quantization, TensorSpec
 from qnnbroker.v1 import control_pb2
 
 from ..registrations import ContextMemory, Lease, MemoryStatistics, Tensor
 from .base import BinarySpec, Buffer, ClosableRunnable, GraphSpec, Span
+from .probing import Asking, probe_backend, probe_context, replaced
+from .qnn_errors import error_of_code as error_of_code
+from .qnn_errors import translate
+
+log = logging.getLogger(__name__)
 
 #: QNN data type number -> numpy dtype of the stored elements (qnn types: class in the high byte,
 #: width in the low one). Fixed-point types are the quantised ones.
@@ -64,48 +64,8 @@ DTYPES: dict[int, str] = {
 #: The library's number for "creates contexts through callbacks".
 CAPABILITY_CALLBACK = 220
 
-#: QNN code -> (exception, reason). Others become BackendError.
-_ERRORS: dict[int, tuple[type[BrokerError], str]] = {
-    1000: (Unsupported, "BACKEND_LACKS"),
-    1002: (LimitExceeded, "NPU_MEMORY"),
-    1010: (LimitExceeded, "NPU_MEMORY"),
-    1005: (VersionMismatch, "LIBRARY_VERSION"),
-    1006: (VersionMismatch, "LIBRARY_VERSION"),
-    1007: (NpuRestarted, "NPU_RESTARTED"),
-    1008: (VersionMismatch, "LIBRARY_VERSION"),
-    1011: (BrokerUnavailable, "NPU_LOST"),
-    5004: (VersionMismatch, "CONTEXT_BINARY_VERSION"),
-    5005: (InvalidRequest, "BAD_FILE"),
-    5008: (VersionMismatch, "CONTEXT_BINARY_VERSION"),
-    5011: (VersionMismatch, "CONTEXT_BINARY_VERSION"),
-    5012: (SubmissionCancelled, "BY_CALLER"),
-    5013: (DeadlineExpired, "RUNNING"),
-    6031: (SubmissionCancelled, "BY_CALLER"),
-    6033: (DeadlineExpired, "RUNNING"),
-    30001: (InvalidRequest, "BAD_FILE"),
-    30010: (InvalidRequest, "BAD_FILE"),
-}
-
 #: QNN log level -> logging level; verbose and debug are both below Python's debug.
 LOG_LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG, 5: 5}
-
-
-def translate(error: QnnError, doing: str) -> BrokerError:
-    """The exception of ours for a QNN error; `doing` says what was asked."""
-    cls, reason = _ERRORS.get(error.code, (BackendError, "QNN_ERROR"))
-    return cls(
-        f"{doing}: {error}",
-        reason=reason,
-        qnn_code=error.code,
-        qnn_name=error.name,
-        operation=error.operation,
-    )
-
-
-def error_of_code(code: int, message: str) -> BrokerError:
-    """The exception for a code that a trial child met."""
-    cls, reason = _ERRORS.get(code, (InvalidRequest, "BAD_FILE"))
-    return cls(message, reason=reason, qnn_code=code)
 
 
 def set_dsp_search_path(directory: Path) -> None:
@@ -123,12 +83,12 @@ class QnnGraphAdapter:
     """A native graph with its spec in our types."""
 
     def __init__(self, native: QnnGraph, spec: GraphSpec, memory: ContextMemory) -> None:
-        self._native = native
+        self.native = native
         self._memory = memory
         self.spec = spec
 
     def lease_memory(self, spans: Sequence[Span], zero_copy: str) -> Lease:
-        infos = (*self._native.inputs, *self._native.outputs)
+        infos = (*self.native.inputs, *self.native.outputs)
         tensors = [
             Tensor(info.name, info.dtype, info.shape, span)
             for info, span in zip(infos, spans, strict=True)
@@ -142,10 +102,10 @@ class QnnGraphAdapter:
         self, inputs: Sequence[Span], outputs: Sequence[Span], lease: Lease | None = None
     ) -> ClosableRunnable:
         known = None if lease is None else native_registrations(lease)
-        return self._native.bind(inputs, outputs, known)  # type: ignore[return-value]
+        return self.native.bind(inputs, outputs, known)  # type: ignore[return-value]
 
     def statistics(self) -> Mapping[str, int]:
-        return self._native.statistics()
+        return self.native.statistics()
 
 
 class QnnContextAdapter:
@@ -172,6 +132,11 @@ class QnnContextAdapter:
         except BaseException:
             native.close()
             raise
+
+    def memory_evidence(self) -> tuple[bool, str]:
+        """Whether this context takes registered memory, and how that was found."""
+        support = self.memory.support()
+        return bool(support.kinds), support.evidence
 
     def close(self) -> None:
         self.graphs.clear()
@@ -220,7 +185,39 @@ class QnnBackendAdapter:
             raise BrokerUnavailable(
                 f"cannot load the QNN library: {error}", reason="NPU_LOST"
             ) from error
+        self._name, self._log_level = name, log_level
         self.info = self._make_info(name)
+
+    def reset(self) -> None:
+        """Frees backend and device and makes new ones; every context must be closed before.
+
+        What a restart of the NPU has made invalid is gone already, and let go of quietly.
+
+        Raises:
+            BrokerError: the library does not start again.
+        """
+        for native in (self._device, self._backend):
+            try:
+                native.close()
+            except QnnError as error:
+                log.info("freeing %r: %s", native, error)
+        try:
+            self._backend = QnnBackend(self._library, log_level=self._log_level)
+            self._device = QnnDevice(self._backend)
+        except QnnError as error:
+            raise translate(error, "starting the QNN library again") from error
+        self.info = self._make_info(self._name)
+
+    def open_power(self) -> QnnPower:
+        """A client of the performance infrastructure.
+
+        Raises:
+            BrokerError: there is none.
+        """
+        try:
+            return QnnPower(self._library)
+        except QnnError as error:
+            raise translate(error, "opening the performance infrastructure") from error
 
     def _make_info(self, name: str) -> control_pb2.BackendInfo:
         library, device = self._library, self._device
@@ -243,7 +240,18 @@ class QnnBackendAdapter:
             soc_model=device.soc_model,
             vtcm_mb=device.vtcm_mb,
             emulated=emulated,
+            capabilities=probe_backend(self._backend, device),
         )
+
+    def _ask(self, context: "QnnContextAdapter") -> None:
+        """Finds out by the first contexts what takes one to ask."""
+        found = probe_context(next(iter(context.graphs.values())).native, context.memory_evidence)
+        known = self.info.capabilities
+        info = control_pb2.BackendInfo()
+        info.CopyFrom(self.info)
+        del info.capabilities[:]
+        info.capabilities.extend(replaced(known, found))
+        self.info = info
 
     def read_spec(self, data: Buffer) -> BinarySpec:
         try:
@@ -261,7 +269,11 @@ class QnnBackendAdapter:
     ) -> QnnContextAdapter:
         try:
             native = QnnContext(self._device, data, enable_graphs=enable_graphs or None)
-            return QnnContextAdapter(native, spec, enable_graphs, self.memory, self._probe_region)
+            context = QnnContextAdapter(
+                native, spec, enable_graphs, self.memory, self._probe_region
+            )
+            self._ask(context)
+            return context
         except QnnError as error:
             raise translate(error, "creating the context") from error
         except ValueError as error:
@@ -282,7 +294,10 @@ class QnnBackendAdapter:
         return log_fileno()
 
     def drain_log(self) -> Sequence[tuple[int, str]]:
-        return [(LOG_LEVELS.get(level, logging.DEBUG), text) for level, text in drain_log()]
+        return [
+            (Asking.level(LOG_LEVELS.get(level, logging.DEBUG)), text)
+            for level, text in drain_log()
+        ]
 
     def close(self) -> None:
         self._device.close()

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Power: which performance mode the broker votes for, by what its sessions want while they work.
+
+The highest mode wanted by a session that has work in flight applies, up to the operator's ceiling.
+A higher one applies at once; a lower one only after the higher has not been wanted for a while, so
+that the vote does not flap; and none at all after some idle time. What runs never waits for a vote:
+the broker looks at its sessions a few dozen times a second, and votes on a thread of its own.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from qnnbroker.protos.errors import InvalidRequest
+from qnnbroker.v1 import control_pb2 as pb
+
+from .config import PERF_MODES, BrokerConfig
+
+log = logging.getLogger(__name__)
+
+#: Between two looks: while bindings are there, and while a vote stands without any.
+BUSY_SECONDS = 0.025
+QUIET_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What a mode asks of the clocks; the numbers are QNN's."""
+
+    dcvs: bool
+    saver: bool
+    sleep_latency_us: int
+    corner: int
+    #: Whether calls to the device are polled for.
+    eager: bool = False
+
+
+#: The modes of ONNX Runtime's QNN provider. "default" is no vote.
+VOTES: dict[str, Vote] = {
+    "extreme_power_saver": Vote(True, True, 1000, 0x10),
+    "low_power_saver": Vote(True, False, 1000, 0x30),
+    "power_saver": Vote(True, False, 1000, 0x40),
+    "high_power_saver": Vote(True, False, 1000, 0x50),
+    "low_balanced": Vote(True, False, 1000, 0x60),
+    "balanced": Vote(True, False, 1000, 0x70),
+    "high_performance": Vote(False, False, 100, 0x80, eager=True),
+    "sustained_high_performance": Vote(False, False, 40, 0xA0, eager=True),
+    "burst": Vote(False, False, 40, 0xA0, eager=True),
+}
+
+
+def check_mode(mode: str) -> str:
+    """`mode` if it is one, or empty.
+
+    Raises:
+        InvalidRequest: says which there are.
+    """
+    if mode and mode not in PERF_MODES:
+        raise InvalidRequest(f"a perf_mode of {', '.join(PERF_MODES)} wanted, found {mode!r}")
+    return mode
+
+
+def rank(mode: str) -> int:
+    """Higher is faster; 0 is no vote."""
+    return PERF_MODES.index(mode) if mode else 0
+
+
+class PowerPolicy:
+    """Decides; knows nothing of threads and libraries. Times are seconds of any steady clock."""
+
+    def __init__(self, ceiling: str, hold_seconds: float, idle_seconds: float) -> None:
+        self.ceiling = ceiling
+        self._hold = hold_seconds
+        self._idle = idle_seconds
+        #: What is voted for; empty for nothing.
+        self.mode = ""
+        self._wanted_at: dict[str, float] = {}
+
+    def decide(self, wanted: Iterable[str], now: float) -> str:
+        """The mode to vote for, given the modes that are wanted at this moment."""
+        for mode in wanted:
+            capped = min(mode, self.ceiling, key=rank)
+            if rank(capped):
+                self._wanted_at[capped] = now
+        # What is left is wanted now, or was a short time ago: more patience before giving up all.
+        alive = {m: t for m, t in self._wanted_at.items() if now - t < self._hold or t == now}
+        best = max(alive, key=rank, default="")
+        if not best and self.mode:
+            last = max(self._wanted_at.values(), default=now - self._idle)
+            best = self.mode if now - last < self._idle else ""
+        self._wanted_at = {m: t for m, t in self._wanted_at.items() if now - t < self._idle}
+        self.mode = best
+        return best
+
+
+class PowerPort(Protocol):
+    """A client of the performance infrastructure; see `QnnPower`."""
+
+    def vote(
+        self,
+        *,
+        dcvs: bool,
+        saver: bool,
+        sleep_latency_us: int,
+        corner: int,
+        rpc_latency_us: int = 0,
+        rpc_polling_us: int = 0,
+    ) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PowerGovernor:
+    """Looks, decides, votes. Belongs to the event loop's thread; the calls run on its own thread.
+
+    Args:
+        open_port: makes a client of the infrastructure; raises when there is none.
+        wanted: the modes of sessions with work, and whether any session has bindings.
+        emulated: votes are taken without effect.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        open_port: Callable[[], PowerPort],
+        wanted: Callable[[], tuple[list[str], bool]],
+        *,
+        emulated: bool,
+    ) -> None:
+        self._config = config
+        self._policy = PowerPolicy(
+            config.perf_mode, config.perf_hold_seconds, config.perf_idle_seconds
+        )
+        self._open_port = open_port
+        self._wanted = wanted
+        self._port: PowerPort | None = None
+        self._thread = ThreadPoolExecutor(1, "qnnbroker-power")
+        self._task: asyncio.Task[None] | None = None
+        self._poked = asyncio.Event()
+        self._applied = ""
+        self._since = time.monotonic()
+        self._seconds: dict[str, float] = {}
+        self._broken = ""
+        self._detail = "the emulation takes votes and has no clocks" if emulated else ""
+        self.votes_total = 0
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    def poke(self) -> None:
+        """Something was bound: there may be work soon."""
+        self._poked.set()
+
+    async def _run(self) -> None:
+        while not self._broken:
+            wanted, any_bindings = self._wanted()
+            mode = self._policy.decide(wanted, time.monotonic())
+            if mode != self._applied:
+                await self._apply(mode)
+            if any_bindings:
+                await asyncio.sleep(BUSY_SECONDS if self._applied else QUIET_SECONDS)
+            elif self._applied:
+                await asyncio.sleep(QUIET_SECONDS)
+            else:
+                self._poked.clear()
+                await self._poked.wait()
+
+    async def _apply(self, mode: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, self._vote, mode)
+        except Exception as error:  # whatever it is, inference goes on without votes
+            self._broken = self._detail = f"no votes any more: {error}"
+            log.warning("voting for %s failed: %s", mode or "nothing", error)
+            mode = ""
+        else:
+            self.votes_total += 1
+            log.debug("performance mode: %s", mode or "no vote")
+        self._account()
+        self._applied = mode
+
+    def _vote(self, mode: str) -> None:
+        """On the governor's thread."""
+        if not mode:
+            port, self._port = self._port, None
+            if port is not None:
+                port.close()
+            return
+        if self._port is None:
+            self._port = self._open_port()
+        vote, config = VOTES[mode], self._config
+        self._port.vote(
+            dcvs=vote.dcvs,
+            saver=vote.saver,
+            sleep_latency_us=vote.sleep_latency_us,
+            corner=vote.corner,
+            rpc_latency_us=config.rpc_latency_us,
+            rpc_polling_us=config.rpc_polling_us if vote.eager else 0,
+        )
+
+    def _account(self) -> None:
+        now = time.monotonic()
+        name = self._applied or "none"
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+    def info(self) -> pb.PowerInfo:
+        """For status."""
+        self._account()
+        return pb.PowerInfo(
+            mode=self._applied,
+            ceiling=self._config.perf_mode,
+            seconds=self._seconds,
+            votes_total=self.votes_total,
+            detail=self._detail,
+        )
+
+    async def pause(self) -> None:
+        """Takes the vote back and forgets the infrastructure: the backend goes. `start` goes on."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        if self._applied or self._port is not None:
+            await self._apply("")
+
+    async def close(self) -> None:
+        """Takes the vote back and ends the thread."""
+        await self.pause()
+        self._thread.shutdown(wait=True)
