@@ -44,7 +44,7 @@ lint: install
 
 types: install
 	$(PY) -m mypy
-	$(PY) -m mypy.stubtest qnnbroker.native --allowlist native/stubtest-allowlist.txt --ignore-missing-stub
+	$(PY) -m mypy.stubtest qnnbroker.native --allowlist native/stubtest-allowlist.txt --ignore-missing-stub --mypy-config-file pyproject.toml
 
 format: install
 	$(PY) -m ruff check --fix .

@@ -209,6 +209,13 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         )
 
     @unary
+    async def DescribeBinding(
+        self, request: pb.DescribeBindingRequest, context: Context
+    ) -> pb.DescribeBindingResponse:
+        session = self._own_session(context, "DescribeBinding")
+        return self._service.describe_binding(session, request.binding_id)
+
+    @unary
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         session = self._own_session(context, "Execute")
         timing = await self._service.execute(session, request.binding_id, deadline(context))

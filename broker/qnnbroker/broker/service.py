@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qnnbroker.native.executor import BAND_NORMAL, ExecutorSession
+from qnnbroker.native.qnn_error import name_of
 from qnnbroker.protos.attach import ABI_VERSION, PROTOCOL_MAX, PROTOCOL_MIN
 from qnnbroker.protos.errors import BrokerUnavailable, InvalidRequest, NotAllowed
 from qnnbroker.v1 import control_pb2 as pb
@@ -199,6 +200,18 @@ class BrokerService:
             self.execute_errors += 1
             raise
         return pb.Timing(queue_ns=timing.queue_ns, execute_ns=timing.execute_ns, copied_bytes=0)
+
+    def describe_binding(self, session: Session, binding_id: int) -> pb.DescribeBindingResponse:
+        """What a completion in the ring has no room for."""
+        binding = session.bindings.get(binding_id)
+        code = binding.bound.native.last_error
+        return pb.DescribeBindingResponse(
+            graph=binding.graph.name,
+            model_hash=binding.graph.context.content_hash,
+            last_error_code=code,
+            last_error_name=name_of(code) if code else "",
+            parked_count=binding.bound.parked_count,
+        )
 
     async def infer(
         self, session: Session | None, request: pb.InferRequest, seconds_left: float | None

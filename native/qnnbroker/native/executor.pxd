@@ -66,6 +66,7 @@ cdef extern from "qb_executor.h" nogil:
     bint qb_binding_revive(qb_binding *b, qb_runnable *runnable)
     void qb_binding_fail_waiting(qb_binding *b, uint32_t status, uint64_t qnn_code)
     bint qb_binding_is_idle(qb_binding *b)
+    uint64_t qb_binding_last_error(qb_binding *b)
     void qb_binding_free(qb_binding *b)
     uint32_t qb_submit(qb_binding *b, uint64_t ticket, uint64_t deadline_ns)
     bint qb_cancel(qb_session *s, uint64_t ticket)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self
+
+from typing_extensions import disjoint_base
 
 from .ring import BrokerRing
 from .runnable import Runnable
@@ -8,7 +10,7 @@ BAND_LOW: Final = 0
 BAND_NORMAL: Final = 1
 BAND_HIGH: Final = 2
 
-Event: TypeAlias = (
+_Event = (
     tuple[Literal["completed"], int, int, int, int, int, int]
     | tuple[Literal["binding_idle"], ExecutorBinding]
     | tuple[Literal["binding_wanted"], ExecutorBinding]
@@ -16,9 +18,10 @@ Event: TypeAlias = (
     | tuple[Literal["session_broken"], ExecutorSession]
 )
 
+@disjoint_base
 class Executor:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         workers: tuple[int, int, int] = (1, 1, 1),
         priorities: tuple[int, int, int] = (0, 100, 200),
         *,
@@ -26,7 +29,7 @@ class Executor:
         spin_limit_ns: int = 50_000,
         ageing_ns: int = 1_000_000_000,
         ageing_slice_ns: int = 40_000_000,
-    ) -> None: ...
+    ) -> Self: ...
     def start(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
@@ -34,9 +37,11 @@ class Executor:
     def session(
         self, session_id: int, *, weight: int = 1, max_in_flight: int = 64
     ) -> ExecutorSession: ...
-    def drain(self) -> list[Event]: ...
+    def drain(self) -> list[_Event]: ...
 
+@disjoint_base
 class ExecutorSession:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def executor(self) -> Executor: ...
     @property
@@ -49,13 +54,17 @@ class ExecutorSession:
     def statistics(self) -> dict[str, int]: ...
     def close(self) -> None: ...
 
+@disjoint_base
 class ExecutorBinding:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def session(self) -> ExecutorSession: ...
     @property
     def runnable(self) -> Runnable | None: ...
     @property
     def released(self) -> bool: ...
+    @property
+    def last_error(self) -> int: ...
     def publish(self, id: int) -> None: ...
     def submit(self, ticket: int, deadline_ns: int = 0) -> int: ...
     def release(self) -> None: ...

@@ -257,6 +257,11 @@ cdef class ExecutorBinding:
         if error:
             raise OSError(error, os.strerror(error))
 
+    @property
+    def last_error(self):
+        """The QNN code of its last execute that failed; 0 when none did, or it is gone."""
+        return 0 if self.ptr is NULL else qb_binding_last_error(self.ptr)
+
     def submit(self, uint64_t ticket, uint64_t deadline_ns=0):
         """Queues one execute; 0 and a `completed` event later, or a completion code at once."""
         if self.ptr is NULL:

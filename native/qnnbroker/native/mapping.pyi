@@ -1,4 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing_extensions import disjoint_base
+
 MAX_REGION_BYTES: int
 
-class Mapping: ...
+@disjoint_base
+class Mapping:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...

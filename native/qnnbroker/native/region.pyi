@@ -2,9 +2,13 @@
 from types import TracebackType
 from typing import Self
 
+from typing_extensions import disjoint_base
+
 def span_ok(total: int, offset: int, length: int) -> bool: ...
 
+@disjoint_base
 class Region:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @classmethod
     def create(
         cls, size_bytes: int, name: str = "qnnbroker", *, others_write: bool = True

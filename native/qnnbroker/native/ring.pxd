@@ -34,6 +34,7 @@ cdef extern from "qb_client.h" nogil:
     int qb_client_cancel(qb_client *c, uint64_t ticket)
     void qb_client_abandon(qb_client *c, uint64_t ticket)
     int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n)
+    void qb_client_interrupt(qb_client *c)
     uint32_t qb_client_in_flight(qb_client *c)
     bint qb_client_lost(qb_client *c)
 
@@ -48,8 +49,8 @@ cdef class BrokerRing:
 
 cdef class ClientRing:
     cdef qb_client *ptr
-    cdef Region client_file
-    cdef Region broker_file
+    cdef Py_buffer views[2]  # what keeps the two mappings; the regions themselves are let go
+    cdef int held
     cdef int doorbell
     cdef int pipe
     cdef int users  # threads inside a call that released the GIL
@@ -57,4 +58,6 @@ cdef class ClientRing:
     cdef object on_watched
     cdef int _enter(self) except -1
     cdef void _leave(self) noexcept
+    cdef _hold(self, int fd, bint writable)
+    cdef void _free(self) noexcept
     cdef _take(self, uint64_t ticket, int64_t timeout_ns)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Self
+
+from typing_extensions import disjoint_base
 
 from .region import Region
 
@@ -8,8 +10,9 @@ RING_ABI: Final[int]
 
 class RingLost(ConnectionResetError): ...
 
+@disjoint_base
 class BrokerRing:
-    def __init__(self, limit: int) -> None: ...
+    def __new__(cls, limit: int) -> Self: ...
     @property
     def client_file(self) -> Region: ...
     @property
@@ -23,9 +26,10 @@ class BrokerRing:
     def hang_up(self) -> None: ...
     def close(self) -> None: ...
 
+@disjoint_base
 class ClientRing:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         client_file: int,
         broker_file: int,
         doorbell: int,
@@ -34,7 +38,7 @@ class ClientRing:
         limit: int,
         spin_ns: int = 10_000,
         spin_limit_ns: int = 50_000,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def closed(self) -> bool: ...
     @property

@@ -5,7 +5,8 @@ import errno
 import os
 import time
 
-cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from posix.unistd cimport close as close_fd
 
 from qnnbroker.native.doorbell import eventfd as new_eventfd
 from qnnbroker.native.doorbell import pipe as new_pipe
@@ -88,7 +89,6 @@ cdef class BrokerRing:
                 region.close()
 
 
-@cython.no_gc_clear  # __dealloc__ needs the regions, also when a cycle is taken apart
 cdef class ClientRing:
     """The client's end; takes the four fds over, on failure too.
 
@@ -111,31 +111,44 @@ cdef class ClientRing:
     ):
         self.doorbell, self.pipe = doorbell, pipe
         try:
-            self.client_file = Region.from_fd(client_file)
-            self.broker_file = Region.from_fd(broker_file, writable=False)
+            self._hold(client_file, True)
+            self._hold(broker_file, False)
         finally:
             os.close(client_file)
             os.close(broker_file)
-        cdef size_t mine = self.client_file.address, theirs = self.broker_file.address
         self.ptr = qb_client_new(
-            <void *>mine, self.client_file.size_bytes,
-            <const void *>theirs, self.broker_file.size_bytes,
+            self.views[0].buf, self.views[0].len, self.views[1].buf, self.views[1].len,
             doorbell, pipe, limit, spin_ns, spin_limit_ns,
         )
         if self.ptr is NULL:
             raise OSError(errno.EPROTO, f"the broker's ring is not of layout {QB_RING_ABI}")
 
     def __dealloc__(self):
+        self._free()
+
+    cdef _hold(self, int fd, bint writable):
+        """Maps a file; the mapping lives as long as our view of it."""
+        region = Region.from_fd(fd, writable=writable)
+        try:
+            PyObject_GetBuffer(
+                region, &self.views[self.held], PyBUF_WRITABLE if writable else PyBUF_SIMPLE
+            )
+            self.held += 1
+        finally:
+            region.release()
+
+    cdef void _free(self) noexcept:
         if self.ptr is not NULL:
             qb_client_free(self.ptr)
             self.ptr = NULL
-        for fd in (self.doorbell, self.pipe):
-            if fd >= 0:
-                os.close(fd)
+        while self.held:
+            self.held -= 1
+            PyBuffer_Release(&self.views[self.held])
+        if self.doorbell >= 0:
+            close_fd(self.doorbell)
+        if self.pipe >= 0:
+            close_fd(self.pipe)
         self.doorbell = self.pipe = -1
-        for region in (self.client_file, self.broker_file):
-            if region is not None:
-                region.release()
 
     cdef int _enter(self) except -1:
         if self.ptr is NULL or self.closing:
@@ -145,6 +158,8 @@ cdef class ClientRing:
 
     cdef void _leave(self) noexcept:
         self.users -= 1
+        if self.closing and not self.users:
+            self._free()
 
     @property
     def closed(self):
@@ -326,9 +341,13 @@ cdef class ClientRing:
             self._leave()
 
     def close(self):
-        """Refuses further use. Threads that wait end with ValueError within 0.1 s, or when the
-        broker hangs up; the memory goes with the last of them. Idempotent."""
+        """Refuses further use; threads that wait end with ValueError, and the memory goes with the
+        last of them. Idempotent."""
         self.closing = True
+        if self.ptr is not NULL and self.users:
+            qb_client_interrupt(self.ptr)
+        elif not self.users:
+            self._free()
 
 
 cdef extern from "Python.h":

@@ -812,6 +812,57 @@ class ReleaseBindingResponse(_message.Message):
 Global___ReleaseBindingResponse: _TypeAlias = ReleaseBindingResponse  # noqa: Y015
 
 @_typing.final
+class DescribeBindingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BINDING_ID_FIELD_NUMBER: _builtins.int
+    binding_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        binding_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding_id", b"binding_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeBindingRequest: _TypeAlias = DescribeBindingRequest  # noqa: Y015
+
+@_typing.final
+class DescribeBindingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    MODEL_HASH_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_CODE_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_NAME_FIELD_NUMBER: _builtins.int
+    PARKED_COUNT_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    model_hash: _builtins.str
+    last_error_code: _builtins.int
+    """QNN code of the last execute that failed, and our name for it; 0 when none did."""
+    last_error_name: _builtins.str
+    parked_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        model_hash: _builtins.str = ...,
+        last_error_code: _builtins.int = ...,
+        last_error_name: _builtins.str = ...,
+        parked_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "last_error_code", b"last_error_code", "last_error_name", b"last_error_name", "model_hash", b"model_hash", "parked_count", b"parked_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeBindingResponse: _TypeAlias = DescribeBindingResponse  # noqa: Y015
+
+@_typing.final
 class ExecuteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

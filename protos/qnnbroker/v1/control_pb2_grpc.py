@@ -69,6 +69,11 @@ class ControlServiceStub:
                 request_serializer=qnnbroker_dot_v1_dot_control__pb2.ReleaseBindingRequest.SerializeToString,
                 response_deserializer=qnnbroker_dot_v1_dot_control__pb2.ReleaseBindingResponse.FromString,
                 _registered_method=True)
+        self.DescribeBinding = channel.unary_unary(
+                '/qnnbroker.v1.ControlService/DescribeBinding',
+                request_serializer=qnnbroker_dot_v1_dot_control__pb2.DescribeBindingRequest.SerializeToString,
+                response_deserializer=qnnbroker_dot_v1_dot_control__pb2.DescribeBindingResponse.FromString,
+                _registered_method=True)
         self.Execute = channel.unary_unary(
                 '/qnnbroker.v1.ControlService/Execute',
                 request_serializer=qnnbroker_dot_v1_dot_control__pb2.ExecuteRequest.SerializeToString,
@@ -151,6 +156,13 @@ class ControlServiceServicer:
 
     def ReleaseBinding(self, request, context):
         """session
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeBinding(self, request, context):
+        """session. What a completion has no room for: why the last execute failed, and more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,6 +252,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.ReleaseBinding,
                     request_deserializer=qnnbroker_dot_v1_dot_control__pb2.ReleaseBindingRequest.FromString,
                     response_serializer=qnnbroker_dot_v1_dot_control__pb2.ReleaseBindingResponse.SerializeToString,
+            ),
+            'DescribeBinding': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeBinding,
+                    request_deserializer=qnnbroker_dot_v1_dot_control__pb2.DescribeBindingRequest.FromString,
+                    response_serializer=qnnbroker_dot_v1_dot_control__pb2.DescribeBindingResponse.SerializeToString,
             ),
             'Execute': grpc.unary_unary_rpc_method_handler(
                     servicer.Execute,
@@ -466,6 +483,33 @@ class ControlService:
             '/qnnbroker.v1.ControlService/ReleaseBinding',
             qnnbroker_dot_v1_dot_control__pb2.ReleaseBindingRequest.SerializeToString,
             qnnbroker_dot_v1_dot_control__pb2.ReleaseBindingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeBinding(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/qnnbroker.v1.ControlService/DescribeBinding',
+            qnnbroker_dot_v1_dot_control__pb2.DescribeBindingRequest.SerializeToString,
+            qnnbroker_dot_v1_dot_control__pb2.DescribeBindingResponse.FromString,
             options,
             channel_credentials,
             insecure,

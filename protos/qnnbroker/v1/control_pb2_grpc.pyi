@@ -50,6 +50,8 @@ class ControlServiceStub:
     """session. A binding is a graph together with the buffer regions of all its tensors, checked here."""
     ReleaseBinding: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReleaseBindingRequest, _control_pb2.ReleaseBindingResponse]
     """session"""
+    DescribeBinding: _grpc.UnaryUnaryMultiCallable[_control_pb2.DescribeBindingRequest, _control_pb2.DescribeBindingResponse]
+    """session. What a completion has no room for: why the last execute failed, and more."""
     Execute: _grpc.UnaryUnaryMultiCallable[_control_pb2.ExecuteRequest, _control_pb2.ExecuteResponse]
     """session. Runs a binding once; outputs are in the buffers when it returns."""
     Infer: _grpc.UnaryUnaryMultiCallable[_control_pb2.InferRequest, _control_pb2.InferResponse]
@@ -79,6 +81,8 @@ class ControlServiceAsyncStub(ControlServiceStub):
     """session. A binding is a graph together with the buffer regions of all its tensors, checked here."""
     ReleaseBinding: _aio.UnaryUnaryMultiCallable[_control_pb2.ReleaseBindingRequest, _control_pb2.ReleaseBindingResponse]  # type: ignore[assignment]
     """session"""
+    DescribeBinding: _aio.UnaryUnaryMultiCallable[_control_pb2.DescribeBindingRequest, _control_pb2.DescribeBindingResponse]  # type: ignore[assignment]
+    """session. What a completion has no room for: why the last execute failed, and more."""
     Execute: _aio.UnaryUnaryMultiCallable[_control_pb2.ExecuteRequest, _control_pb2.ExecuteResponse]  # type: ignore[assignment]
     """session. Runs a binding once; outputs are in the buffers when it returns."""
     Infer: _aio.UnaryUnaryMultiCallable[_control_pb2.InferRequest, _control_pb2.InferResponse]  # type: ignore[assignment]
@@ -147,6 +151,14 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ReleaseBindingResponse, _abc.Awaitable[_control_pb2.ReleaseBindingResponse]]:
         """session"""
+
+    @_abc_1.abstractmethod
+    def DescribeBinding(
+        self,
+        request: _control_pb2.DescribeBindingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.DescribeBindingResponse, _abc.Awaitable[_control_pb2.DescribeBindingResponse]]:
+        """session. What a completion has no room for: why the last execute failed, and more."""
 
     @_abc_1.abstractmethod
     def Execute(

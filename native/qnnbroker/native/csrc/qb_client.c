@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "qb_counters.h"
 #include "qb_doorbell.h"
@@ -36,7 +37,10 @@ qb_client *qb_client_new(void *client_file, uint64_t client_bytes, const void *b
         return NULL;
     errno = ENOMEM;
     c = calloc(1, sizeof *c);
-    if (!c || !(c->tickets = calloc(limit, sizeof *c->tickets))) {
+    if (!c || !(c->tickets = calloc(limit, sizeof *c->tickets)) ||
+        (c->wake = qb_doorbell_new()) < 0) {
+        if (c)
+            free(c->tickets);
         free(c);
         return NULL;
     }
@@ -63,6 +67,7 @@ qb_client *qb_client_new(void *client_file, uint64_t client_bytes, const void *b
 void qb_client_free(qb_client *c) {
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->progress);
+    close(c->wake);
     free(c->tickets);
     free(c);
     qb_count(QB_COUNT_RING, -1);
@@ -140,7 +145,7 @@ static int sleep_on_pipe(qb_client *c, int64_t timeout_ns) {
         return 0;
     }
     pthread_mutex_unlock(&c->lock);
-    rung = qb_pipe_wait(c->pipe, timeout_ns);
+    rung = qb_pipe_wait(c->pipe, c->wake, timeout_ns);
     pthread_mutex_lock(&c->lock);
     if (!c->armed)
         qb_store_relaxed(&c->mine->sleeping, 0);
@@ -312,7 +317,7 @@ int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
     uint32_t count = 0;
     pthread_mutex_lock(&c->lock);
     if (!c->reading) {
-        int rung = qb_pipe_wait(c->pipe, 0);
+        int rung = qb_pipe_wait(c->pipe, -1, 0);
         if (rung == -1)
             c->lost = true;
     }
@@ -332,6 +337,13 @@ int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
     int result = !count && c->lost ? QB_CLIENT_LOST : (int)count;
     pthread_mutex_unlock(&c->lock);
     return result;
+}
+
+void qb_client_interrupt(qb_client *c) {
+    pthread_mutex_lock(&c->lock);
+    qb_doorbell_ring(c->wake);
+    pthread_cond_broadcast(&c->progress);
+    pthread_mutex_unlock(&c->lock);
 }
 
 uint32_t qb_client_in_flight(qb_client *c) {

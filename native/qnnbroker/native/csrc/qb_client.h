@@ -32,7 +32,7 @@ typedef struct qb_client {
     qb_client_file *mine;
     const qb_broker_file *theirs;
     uint32_t sq_mask, cq_mask, sq_tail, cq_head;
-    int doorbell, pipe;
+    int doorbell, pipe, wake; /* wake: ours, ends a sleep when the ring is closed */
     uint32_t limit, in_flight, free_ticket;
     uint64_t sequence;
     uint64_t spin_ns, spin_limit_ns, median_ns;
@@ -68,5 +68,7 @@ QB_EXPORT void qb_client_abandon(qb_client *c, uint64_t ticket);
 /* Reads what has come, without sleeping, and makes the pipe ring for what comes next. Takes up to n
  * completions of watched tickets; how many, or QB_CLIENT_LOST. */
 QB_EXPORT int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n);
+/* Makes every wait end with QB_CLIENT_INTERRUPTED, now and from now on. */
+QB_EXPORT void qb_client_interrupt(qb_client *c);
 QB_EXPORT uint32_t qb_client_in_flight(qb_client *c);
 QB_EXPORT bool qb_client_lost(qb_client *c);

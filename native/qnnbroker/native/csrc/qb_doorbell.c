@@ -60,18 +60,18 @@ int qb_waiter_wait(int waiter, uint64_t *keys, int n, int64_t timeout_ns) {
     return got < 0 ? 0 : got;
 }
 
-int qb_pipe_wait(int fd, int64_t timeout_ns) {
+int qb_pipe_wait(int fd, int wake, int64_t timeout_ns) {
     char rung[512];
     ssize_t got;
-    if (timeout_ns >= 0) {
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-        struct timespec ts = {timeout_ns / 1000000000, timeout_ns % 1000000000};
-        int ready = ppoll(&p, 1, &ts, NULL);
-        if (ready == 0)
-            return 0;
-        if (ready < 0)
-            return errno == EINTR ? -2 : -1;
-    }
+    struct pollfd fds[2] = {{.fd = fd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};
+    struct timespec ts = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+    int ready = ppoll(fds, 2, timeout_ns < 0 ? NULL : &ts, NULL);
+    if (ready == 0)
+        return 0;
+    if (ready < 0)
+        return errno == EINTR ? -2 : -1;
+    if (!fds[0].revents)
+        return -2;
     got = read(fd, rung, sizeof rung);
     if (got > 0)
         return 1;

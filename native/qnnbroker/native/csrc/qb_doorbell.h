@@ -27,6 +27,7 @@ void qb_waiter_remove(int waiter, int doorbell);
 /* Up to n keys of doorbells that rang; timeout_ns < 0 waits for ever. EINTR is an empty wake. */
 int qb_waiter_wait(int waiter, uint64_t *keys, int n, int64_t timeout_ns);
 
-/* Waits for the pipe to be rung and empties it. 1 rung, 0 timed out, -1 closed by the broker,
- * -2 interrupted by a signal. */
-int qb_pipe_wait(int fd, int64_t timeout_ns);
+/* Waits for the pipe to be rung and empties it; timeout_ns < 0 waits for ever. `wake` is an eventfd of
+ * our own that ends the wait, -1 for none. 1 rung, 0 timed out, -1 closed by the broker, -2 interrupted
+ * by a signal or by `wake`. */
+int qb_pipe_wait(int fd, int wake, int64_t timeout_ns);

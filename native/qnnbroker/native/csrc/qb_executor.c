@@ -101,6 +101,8 @@ static void run(qb_executor *ex, qb_submission *sub) {
         if (prioritise && !code)
             graph->priority = ex->band[band].priority;
     }
+    if (code)
+        b->last_error = code;
     record(graph, s, sub, end, !code);
     qb_sched_charge(s, band, sub->execute_ns);
     if (graph && graph->median_ns <= ex->spin_limit_ns)

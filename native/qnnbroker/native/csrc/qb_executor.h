@@ -122,6 +122,8 @@ QB_EXPORT void qb_binding_fail_waiting(qb_binding *b, uint32_t status, uint64_t 
 /* Does nothing use the runnable now? What an owner asks after QB_EVENT_BINDING_IDLE, since the
  * binding may have been revived meanwhile. */
 QB_EXPORT bool qb_binding_is_idle(qb_binding *b);
+/* The QNN code of its last execute that failed; 0 when none did. */
+QB_EXPORT uint64_t qb_binding_last_error(qb_binding *b);
 QB_EXPORT void qb_binding_free(qb_binding *b);
 
 /* Queues one execute. deadline_ns on CLOCK_MONOTONIC, 0 for none. Returns QB_OK and completes later

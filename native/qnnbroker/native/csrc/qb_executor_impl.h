@@ -44,6 +44,7 @@ struct qb_binding {
     uint32_t queued;  /* in the session's queue, waiting or running */
     qb_fifo waiting;  /* submissions that found it parked */
     bool idle_told;
+    uint64_t last_error; /* QNN code */
 };
 
 /* What a ring's binding ids lead to. */

@@ -188,6 +188,13 @@ bool qb_binding_is_idle(qb_binding *b) {
     return idle;
 }
 
+uint64_t qb_binding_last_error(qb_binding *b) {
+    pthread_mutex_lock(&b->session->ex->lock);
+    uint64_t code = b->last_error;
+    pthread_mutex_unlock(&b->session->ex->lock);
+    return code;
+}
+
 void qb_binding_free(qb_binding *b) {
     qb_executor *ex = b->session->ex;
     pthread_mutex_lock(&ex->lock);
