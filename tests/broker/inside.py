@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +20,7 @@ from qnnbroker.broker.config import BrokerConfig
 from qnnbroker.broker.models import Model
 from qnnbroker.broker.service import BrokerService
 from qnnbroker.broker.sessions import Peer, Session
+from qnnbroker.native.counters import live_counts
 from qnnbroker.native.fake import control_loaded, read_ring
 from qnnbroker.v1 import control_pb2 as pb
 
@@ -95,3 +97,9 @@ def go(work: Callable[[], Awaitable[None]]) -> None:
 
     asyncio.run(main())
     assert failed == []
+
+
+def alive() -> dict[str, int]:
+    """Native objects of this process, those of earlier tests among them."""
+    gc.collect()
+    return {k: v for k, v in live_counts().items() if k not in ("libraries", "graphs")}

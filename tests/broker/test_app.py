@@ -7,23 +7,23 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.broker.inside import attached, bound, go, running
+from tests.broker.inside import alive, attached, bound, go, running
 from tests.fake_models import MakeModel
 
 from qnnbroker.broker.app import Broker
 from qnnbroker.broker.config import BrokerConfig
-from qnnbroker.native.counters import live_counts
 from qnnbroker.native.fake import control_loaded
 from qnnbroker.protos.errors import AlreadyExists, BrokerError
 from qnnbroker.protos.paths import LOCK_FILE
 from qnnbroker.v1 import control_pb2 as pb
 
 
-def alive() -> set[str]:
-    return {k for k, v in live_counts().items() if v} - {"libraries", "graphs"}
+@pytest.fixture
+def before() -> dict[str, int]:
+    return alive()
 
 
-def test_it_starts_and_stops_again_and_again(runtime_dir: Path, make_model: MakeModel) -> None:
+def test_it_starts_and_stops_again_and_again(make_model: MakeModel, before: dict[str, int]) -> None:
     path = make_model()
 
     async def work() -> None:
@@ -31,12 +31,14 @@ def test_it_starts_and_stops_again_and_again(runtime_dir: Path, make_model: Make
             async with running() as service:
                 session = attached(service)
                 assert await service.execute(session, await bound(service, session, path), None)
-            assert alive() == set()
+            assert alive() == before
 
     go(work)
 
 
-def test_what_it_held_is_freed_in_order_when_it_stops(make_model: MakeModel) -> None:
+def test_what_it_held_is_freed_in_order_when_it_stops(
+    make_model: MakeModel, before: dict[str, int]
+) -> None:
     """Sessions, bindings, buffers, models of sessions and of nobody: all still there."""
     path = make_model()
 
@@ -48,8 +50,10 @@ def test_what_it_held_is_freed_in_order_when_it_stops(make_model: MakeModel) -> 
                     await bound(service, session, path)
             request = pb.LoadModelRequest(path=str(path), keep_alive_seconds=-1)
             await service.load(None, request, lambda stage, done, total: None)
-            assert {"contexts", "runnables", "bindings", "sessions", "regions"} <= alive()
-        assert alive() == set()
+            held = alive()
+            for kind in ("contexts", "runnables", "bindings", "sessions", "regions"):
+                assert held[kind] > before[kind], kind
+        assert alive() == before
 
     go(work)
 
@@ -79,7 +83,9 @@ def test_two_in_one_process_need_two_directories(runtime_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["backendCreate", "deviceCreate"])
-def test_a_start_that_fails_leaves_nothing(runtime_dir: Path, call: str) -> None:
+def test_a_start_that_fails_leaves_nothing(
+    runtime_dir: Path, call: str, before: dict[str, int]
+) -> None:
     async def work() -> None:
         control_loaded(f"fail={call}:1:1100")
         broker = Broker(BrokerConfig(runtime_dir=str(runtime_dir), backend="fake"))
@@ -87,7 +93,7 @@ def test_a_start_that_fails_leaves_nothing(runtime_dir: Path, call: str) -> None
             await broker.start()
         control_loaded("clear")
         assert os.listdir(runtime_dir) == [LOCK_FILE]
-        assert alive() == set()
+        assert alive() == before
         await broker.start()  # the same object, once the cause is gone
         await broker.stop()
 

@@ -3,23 +3,25 @@
 
 import asyncio
 import resource
+from collections.abc import Callable
 
 import pytest
-from tests.broker.inside import attached, go, running
+from tests.broker.inside import alive, attached, go, running
 
 from qnnbroker.broker.service import BrokerService
-from qnnbroker.native.counters import live_counts
 from qnnbroker.protos.errors import BrokerError, InvalidRequest, LeaseRevoked, LimitExceeded
 
 PAGE = 4096
 
 
-@pytest.fixture(autouse=True)
-def all_regions_go() -> None:
-    assert live_counts()["regions"] == 0
+@pytest.fixture
+def regions() -> Callable[[], int]:
+    """How many regions there are more than at the start of the test."""
+    before = alive()["regions"]
+    return lambda: alive()["regions"] - before
 
 
-def test_a_buffer_has_whole_pages_and_is_counted() -> None:
+def test_a_buffer_has_whole_pages_and_is_counted(regions: Callable[[], int]) -> None:
     async def work() -> None:
         async with running() as service:
             buffers = attached(service).buffers
@@ -31,8 +33,8 @@ def test_a_buffer_has_whole_pages_and_is_counted() -> None:
             assert (len(buffers), buffers.total_bytes) == (2, 2 * PAGE)
             with pytest.raises(LeaseRevoked):
                 buffers.get(made[2].buffer_id)
-            assert live_counts()["regions"] == 2
-        assert live_counts()["regions"] == 0
+            assert regions() == 2
+        assert regions() == 0
 
     go(work)
 
@@ -45,13 +47,15 @@ def limits_under_way(service: BrokerService) -> "asyncio.Future[list[object]]":
 
 
 @pytest.mark.parametrize("limit", [{"max_session_bytes": 3 * PAGE}, {"max_buffers": 3}])
-def test_what_is_under_way_counts_towards_the_limits(limit: dict[str, int]) -> None:
+def test_what_is_under_way_counts_towards_the_limits(
+    limit: dict[str, int], regions: Callable[[], int]
+) -> None:
     async def work() -> None:
         async with running(**limit) as service:
             results = await limits_under_way(service)
             refused = [r for r in results if isinstance(r, BrokerError)]
             assert [type(r) for r in refused] == [LimitExceeded] * 2
-            assert live_counts()["regions"] == 3
+            assert regions() == 3
 
     go(work)
 
@@ -72,7 +76,7 @@ def test_a_refused_buffer_leaves_its_room_to_others() -> None:
     go(work)
 
 
-def test_a_session_that_ends_meanwhile_gets_no_buffer() -> None:
+def test_a_session_that_ends_meanwhile_gets_no_buffer(regions: Callable[[], int]) -> None:
     async def work() -> None:
         async with running() as service:
             session = attached(service)
@@ -81,7 +85,7 @@ def test_a_session_that_ends_meanwhile_gets_no_buffer() -> None:
             service.sessions.close(session, "test")
             with pytest.raises(BrokerError, match="ended"):
                 await making
-            assert live_counts()["regions"] == 0
+            assert regions() == 0
 
     go(work)
 

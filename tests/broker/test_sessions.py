@@ -5,11 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.broker.inside import attached, bound, go, hanging, running, until
+from tests.broker.inside import alive, attached, bound, go, hanging, running, until
 from tests.fake_models import MakeModel, adder
 
 from qnnbroker.broker.sessions import Peer, printable
-from qnnbroker.native.counters import live_counts
 from qnnbroker.native.fake import control_loaded
 from qnnbroker.protos.errors import LeaseRevoked, LimitExceeded, NotAllowed, NotFound
 
@@ -63,17 +62,18 @@ def test_closing_gives_everything_back_when_what_runs_has_ended(
     tmp_path: Path, make_model: MakeModel
 ) -> None:
     path = make_model("slow", adder("slow"))
+    before = alive()
 
     async def work() -> None:
         async with running() as service:
             session = attached(service)
             binding = session.bindings.get(await bound(service, session, path))
             control_loaded("hang=graphExecute@slow:1")
-            before = hanging()
+            hung = hanging()
             native = binding.bound.native
             assert native.submit(1) == 0
             assert native.submit(2) == 0
-            await until(lambda: hanging() > before, "the first runs")
+            await until(lambda: hanging() > hung, "the first runs")
             service.sessions.close(session, "test")
             service.sessions.close(session, "again")
             assert (len(service.sessions), service.sessions.closing_count) == (0, 1)
@@ -83,8 +83,7 @@ def test_closing_gives_everything_back_when_what_runs_has_ended(
             control_loaded("unhang")
             await until(lambda: service.sessions.closing_count == 0, "the session is gone")
             await until(lambda: len(service.contexts) == 0, "the context is freed")
-        held = {k for k, v in live_counts().items() if v} - {"libraries", "graphs"}
-        assert held == set()  # of graphs we hold one here
+        assert alive() == before
 
     go(work)
 
