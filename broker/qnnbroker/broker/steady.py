@@ -106,7 +106,11 @@ class SteadyFile:
         except OSError as error:  # the client could read it, we could not
             log.debug("no description of our own of %s: %s", self.file.path, error)
             return False
-        self.file.check_unchanged()
+        try:
+            self.file.check_unchanged()
+        except BaseException:
+            self._release()
+            raise
         return True
 
     def copy(self, progress: Progress | None = None) -> str:
