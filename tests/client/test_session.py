@@ -155,7 +155,8 @@ def test_a_broker_that_dies_is_lost_to_calls_under_way_and_later(
     mortal_broker: BrokerProcess, make_model: MakeModel
 ) -> None:
     with connect(mortal_broker.runtime_dir) as session:
-        graph = session.load(make_model("copies", copier("g"))).graph
+        path = make_model("copies", copier("g"))
+        graph = session.load(path).graph
         caught: list[BaseException] = []
         binding = graph.bind()
         binding.inputs["x"][:] = 20
@@ -176,7 +177,7 @@ def test_a_broker_that_dies_is_lost_to_calls_under_way_and_later(
         for use in (
             session.server_info,
             lambda: session.alloc(1),
-            lambda: session.load("/x"),
+            lambda: session.load(path),
             lambda: graph.run({"x": np.zeros(2, np.float32)}),
             graph.bind,
         ):
