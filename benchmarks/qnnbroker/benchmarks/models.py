@@ -86,14 +86,15 @@ def zoo_model(name: str) -> RealModel:
         MissingPart: the source tree is not there, or what the model is made from cannot be had.
     """
     check_server_parts()
-    if importlib.util.find_spec("zoo") is None:
+    spec = importlib.util.find_spec("zoo")
+    if spec is None or spec.origin is None:  # a directory of that name is not it
         examples = Path(__file__).parents[3] / "examples"
         if not (examples / "zoo").is_dir():
             raise MissingPart(
                 f"the model {name!r} is made by examples/zoo of qnnbroker's source tree, which is "
                 "not here: run this from a checkout, or put its `examples` on PYTHONPATH"
             )
-        sys.path.append(str(examples))
+        sys.path.insert(0, str(examples))
     zoo = importlib.import_module("zoo")
     try:
         wrapper: Path = zoo.compiled(name)

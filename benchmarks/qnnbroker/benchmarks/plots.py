@@ -71,7 +71,8 @@ def _bars(axis: Any, rows: list[Row]) -> None:
     for place, value in zip(places, values, strict=True):
         axis.text(value, place, f" {value:.4g}", va="center", fontsize=7)
     axis.set_yticks(list(places), labels, fontsize=7)
-    axis.set_xlabel(rows[0].unit or "ratio")
+    decides = "   (orange: decides a target)" if "C1" in colours else ""
+    axis.set_xlabel((rows[0].unit or "no unit") + decides)
     _scale(axis.set_xscale, values)
     axis.margins(x=0.12)
     axis.grid(axis="x", alpha=0.3)
@@ -87,14 +88,17 @@ def _lines(axis: Any, rows: list[Row]) -> None:
     _scale(axis.set_xscale, ticks)
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
-    _scale(axis.set_yscale, [row.value for row in rows])
+    if not _scale(axis.set_yscale, [row.value for row in rows]):
+        axis.set_ylim(bottom=0)
     axis.set(xlabel="KiB each way" if ticks[-1] > 128 else "processes")
     axis.set_ylabel(f"{rows[0].metric}, {rows[0].unit}")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
 
 
-def _scale(set_scale: Any, values: Sequence[float]) -> None:
-    """Logarithmic when the values are far apart and all above zero."""
+def _scale(set_scale: Any, values: Sequence[float]) -> bool:
+    """Logarithmic, and True, when the values are far apart and all above zero."""
     if min(values) > 0 and max(values) / min(values) > _LOG_FROM:
         set_scale("log")
+        return True
+    return False
