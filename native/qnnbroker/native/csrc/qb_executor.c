@@ -79,7 +79,7 @@ static void run(qb_executor *ex, qb_submission *sub) {
         graph->running++;
     /* Somebody must watch the doorbells meanwhile, unless this is over before they could. */
     if (!ex->leading && (!is_short || qb_sched_has_queued(ex)))
-        pthread_cond_signal(&ex->work);
+        qb_wake_follower(ex);
     pthread_mutex_unlock(&ex->lock);
 
     if (prioritise) {
@@ -111,7 +111,7 @@ static void run(qb_executor *ex, qb_submission *sub) {
     /* What waited for this graph or binding may be startable in another band: this thread takes one,
      * somebody else must look for the rest. */
     if (ex->followers && qb_sched_has_queued(ex))
-        pthread_cond_signal(&ex->work);
+        qb_wake_follower(ex);
 }
 
 /* Takes one submission through. */
@@ -136,6 +136,25 @@ static void handle(qb_executor *ex, qb_submission *sub) {
     }
 }
 
+bool qb_wake_follower(qb_executor *ex) {
+    qb_follower *f = ex->followers;
+    if (!f)
+        return false;
+    ex->followers = f->next;
+    f->is_wanted = true;
+    pthread_cond_signal(&f->wanted);
+    return true;
+}
+
+/* Waits to be wanted. The lock is held on entry and on return, not in between. */
+static void follow(qb_executor *ex) {
+    qb_follower me = {.wanted = PTHREAD_COND_INITIALIZER, .next = ex->followers};
+    ex->followers = &me;
+    while (!me.is_wanted)
+        pthread_cond_wait(&me.wanted, &ex->lock);
+    pthread_cond_destroy(&me.wanted);
+}
+
 static void *worker(void *arg) {
     qb_executor *ex = arg;
     pthread_mutex_lock(&ex->lock);
@@ -150,9 +169,7 @@ static void *worker(void *arg) {
             qb_lead(ex);
             ex->leading = false;
         } else {
-            ex->followers++;
-            pthread_cond_wait(&ex->work, &ex->lock);
-            ex->followers--;
+            follow(ex);
         }
     }
     pthread_mutex_unlock(&ex->lock);
@@ -188,7 +205,6 @@ qb_executor *qb_executor_new(const qb_executor_config *config) {
         return NULL;
     }
     pthread_mutex_init(&ex->lock, NULL);
-    pthread_cond_init(&ex->work, NULL);
     return ex;
 }
 
@@ -217,7 +233,8 @@ void qb_executor_stop(qb_executor *ex) {
         for (qb_session *s; (s = ex->band[b].sessions);)
             for (qb_submission *sub; (sub = qb_sched_pop_any(s));)
                 qb_complete(ex, sub, QB_STOPPING, 0);
-    pthread_cond_broadcast(&ex->work);
+    while (qb_wake_follower(ex))
+        ;
     qb_doorbell_ring(ex->wake);
     pthread_mutex_unlock(&ex->lock);
     for (uint32_t i = 0; join && i < ex->thread_count; i++)
@@ -232,7 +249,6 @@ void qb_executor_free(qb_executor *ex) {
     close(ex->wake);
     close(ex->waiter);
     pthread_mutex_destroy(&ex->lock);
-    pthread_cond_destroy(&ex->work);
     free(ex->rings);
     free(ex->threads);
     free(ex);

@@ -93,12 +93,19 @@ typedef struct qb_ring_slot {
     uint32_t generation;
 } qb_ring_slot;
 
+/* A worker that waits to be wanted: something became runnable, a leader is wanted, or stop. */
+typedef struct qb_follower {
+    pthread_cond_t wanted;
+    bool is_wanted;
+    struct qb_follower *next;
+} qb_follower;
+
 struct qb_executor {
     pthread_mutex_t lock;
-    pthread_cond_t work; /* for followers: something became runnable, a leader is wanted, or stop */
+    qb_follower *followers; /* the one that came last first, see qb_wake_follower */
     qb_band band[QB_BANDS];
     pthread_t *threads;
-    uint32_t thread_count, followers;
+    uint32_t thread_count;
     bool stopping, started;
 
     bool leading;       /* somebody watches the doorbells */
@@ -140,6 +147,11 @@ void qb_tell_binding_idle(qb_executor *ex, qb_binding *b);
 void qb_tell_session_idle(qb_executor *ex, qb_session *s);
 /* Drops the submission's counts, then posts its completion. */
 void qb_complete(qb_executor *ex, qb_submission *sub, uint32_t status, uint64_t qnn_code);
+
+/* qb_executor.c */
+/* Wakes the worker that has waited for the shortest time; false when none waits. Its caches are warm,
+ * and what a library keeps for each thread that executes is kept for as few threads as do. */
+bool qb_wake_follower(qb_executor *ex);
 
 /* qb_lead.c */
 /* Looks at rings until something can run or ought to stop; may sleep, without the lock. */

@@ -189,9 +189,7 @@ void qb_lead(qb_executor *ex) {
 }
 
 void qb_wake_worker(qb_executor *ex) {
-    if (ex->followers)
-        pthread_cond_signal(&ex->work);
-    else if (ex->leader_sleeps)
+    if (!qb_wake_follower(ex) && ex->leader_sleeps)
         qb_doorbell_ring(ex->wake);
 }
 
