@@ -230,7 +230,7 @@ def test_a_file_that_changes_while_it_is_hashed_is_hashed_as_it_was(
 ) -> None:
     monkeypatch.setattr("qnnbroker.broker.files.CHUNK_BYTES", 1000)
     with ThreadPoolExecutor(1) as threads, SteadyFile(ModelFile.open(path)) as held:
-        reads = []
+        reads: list[threading.Thread] = []
         plain = ModelFile.read
 
         def read(self: ModelFile, offset: int, length: int) -> bytes:
