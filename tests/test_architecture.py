@@ -226,10 +226,11 @@ def test_the_client_stays_light_in_a_real_process() -> None:
 
 
 def test_the_worker_imports_nothing_that_only_others_need() -> None:
-    """Neither onnx nor onnxruntime (but for the backend of that name) nor the CLI's libraries."""
+    """Neither onnx nor onnxruntime (but for the backend of that name) nor the CLI's libraries, and
+    nothing large for a small service."""
     code = "\n".join(f"import {m}" for m in modules_below("broker", without="backends.ort"))
     modules, maps = loaded_by(code)
-    assert modules & (HEAVY | {"click", "rich"}) == set()
+    assert modules & (HEAVY | {"click", "rich", "numpy", "tempfile", "email"}) == set()
     assert "libQnn" not in maps
 
 

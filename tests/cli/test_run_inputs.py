@@ -12,7 +12,7 @@ import pytest
 from qnnbroker.cli.problems import Failure, WrongUsage
 from qnnbroker.cli.run_inputs import gather, parse_arguments, random_array, read_npz
 from qnnbroker.cli.run_outputs import write_npz
-from qnnbroker.protos.tensors import NUMPY, TensorSpec
+from qnnbroker.protos.tensors import ELEMENTS, TensorSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -74,7 +74,7 @@ def test_arrays_in_fortran_order_and_a_newer_header_are_taken() -> None:
         assert np.array_equal(inputs(f"x={source}", "*=zeros")["x"], X)
 
 
-@pytest.mark.parametrize("dtype", NUMPY.values(), ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(e.name) for e in ELEMENTS.values()], ids=str)
 def test_random_has_the_dtype_and_shape_and_is_the_same_again(dtype: "np.dtype[Any]") -> None:
     spec = TensorSpec("t", dtype, (5, 7))
     made = random_array(spec, 1)

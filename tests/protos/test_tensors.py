@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from qnnbroker.protos.errors import InvalidRequest, Unsupported
 from qnnbroker.protos.tensors import (
+    ELEMENTS,
     MAX_RANK,
     MAX_TENSOR_BYTES,
-    NUMPY,
     Quantization,
     TensorSpec,
     dtype_number,
@@ -22,6 +22,7 @@ from qnnbroker.protos.tensors import (
 from qnnbroker.v1 import types_pb2 as pb
 
 FLOAT = np.dtype(np.float32)
+NUMPY = {number: np.dtype(element.name) for number, element in ELEMENTS.items()}
 I32 = st.integers(-(2**31), 2**31 - 1)
 QUANTIZATIONS = st.builds(
     Quantization,
@@ -46,6 +47,12 @@ def test_a_spec_comes_back_from_the_wire(
     assert again == spec
     assert hash(again) == hash(spec)
     assert again.size_bytes == np.zeros(shape, dtype).nbytes
+
+
+def test_element_types_have_the_sizes_and_names_that_numpy_gives_them() -> None:
+    for element in ELEMENTS.values():
+        assert np.dtype(element.name).itemsize == element.itemsize
+        assert str(np.dtype(element.name)) == element.name
 
 
 def test_every_data_type_of_the_proto_has_a_numpy_dtype_and_back() -> None:

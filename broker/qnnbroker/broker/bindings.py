@@ -94,7 +94,7 @@ def check_region(
     if ref.size_bytes != spec.size_bytes:
         raise InvalidRequest(
             f"{kind} {spec.name!r} needs exactly {spec.size_bytes} bytes "
-            f"({spec.dtype}{list(spec.shape)}), the region has {ref.size_bytes}",
+            f"({spec.element}{list(spec.shape)}), the region has {ref.size_bytes}",
             reason="TENSOR_MISMATCH",
             tensor=spec.name,
             wanted=spec.size_bytes,
@@ -110,10 +110,10 @@ def check_region(
             wanted=ref.offset_bytes + spec.size_bytes,
             found=buffer.size_bytes,
         )
-    if ref.offset_bytes % spec.dtype.itemsize:
+    if ref.offset_bytes % spec.element.itemsize:
         raise InvalidRequest(
-            f"{kind} {spec.name!r} of {spec.dtype} wants an offset that is a multiple of "
-            f"{spec.dtype.itemsize}, found {ref.offset_bytes}",
+            f"{kind} {spec.name!r} of {spec.element} wants an offset that is a multiple of "
+            f"{spec.element.itemsize}, found {ref.offset_bytes}",
             reason="BAD_ALIGNMENT",
         )
     return CheckedRegion(spec, buffer, ref.offset_bytes)

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Sequence
 
 from qnnbroker.protos.errors import InvalidRequest
-from qnnbroker.protos.tensors import dtype_number, numpy_dtype
+from qnnbroker.protos.tensors import element_type
 from qnnbroker.v1 import types_pb2
 
 from .backends.base import Span
@@ -28,11 +28,11 @@ def check_inputs(graph: GraphView, tensors: Iterable[types_pb2.InlineTensor]) ->
     spans: list[Span] = []
     for spec in graph.inputs:
         tensor = given[spec.name]
-        dtype, shape = numpy_dtype(tensor.dtype), tuple(tensor.shape)
-        if dtype != spec.dtype or shape != spec.shape:
+        element, shape = element_type(tensor.dtype), tuple(tensor.shape)
+        if element != spec.element or shape != spec.shape:
             raise InvalidRequest(
-                f"input {spec.name!r} wants {spec.dtype}{list(spec.shape)}, "
-                f"found {dtype}{list(shape)}",
+                f"input {spec.name!r} wants {spec.element}{list(spec.shape)}, "
+                f"found {element}{list(shape)}",
                 reason="TENSOR_MISMATCH",
             )
         if len(tensor.data) != spec.size_bytes:
@@ -54,7 +54,7 @@ def output_tensors(graph: GraphView, buffers: Sequence[bytearray]) -> list[types
     return [
         types_pb2.InlineTensor(
             name=spec.name,
-            dtype=dtype_number(spec.dtype),  # type: ignore[arg-type]
+            dtype=spec.element.number,  # type: ignore[arg-type]
             shape=spec.shape,
             data=bytes(buffer),
         )

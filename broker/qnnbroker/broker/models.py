@@ -350,4 +350,4 @@ def renamed(specs: Sequence[TensorSpec], names: dict[str, str]) -> tuple[TensorS
                 f"the wrapper has no edge for tensor {spec.name!r}; it has {sorted(names)}",
                 reason="BAD_FILE",
             )
-    return tuple(TensorSpec(names[s.name], s.dtype, s.shape, s.quantization) for s in specs)
+    return tuple(TensorSpec(names[s.name], s.element, s.shape, s.quantization) for s in specs)

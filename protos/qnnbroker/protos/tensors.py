@@ -6,30 +6,49 @@ Byte sizes are derived here, from shape and dtype, and nowhere else.
 
 import math
 import operator
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from qnnbroker.v1 import types_pb2 as pb
 
 from .errors import InvalidRequest, Unsupported
 
-#: proto DataType number -> numpy dtype. Quantised tensors keep their integer storage type.
-NUMPY: dict[int, np.dtype] = {
-    pb.DATA_TYPE_INT8: np.dtype(np.int8),
-    pb.DATA_TYPE_INT16: np.dtype(np.int16),
-    pb.DATA_TYPE_INT32: np.dtype(np.int32),
-    pb.DATA_TYPE_INT64: np.dtype(np.int64),
-    pb.DATA_TYPE_UINT8: np.dtype(np.uint8),
-    pb.DATA_TYPE_UINT16: np.dtype(np.uint16),
-    pb.DATA_TYPE_UINT32: np.dtype(np.uint32),
-    pb.DATA_TYPE_UINT64: np.dtype(np.uint64),
-    pb.DATA_TYPE_FLOAT16: np.dtype(np.float16),
-    pb.DATA_TYPE_FLOAT32: np.dtype(np.float32),
-    pb.DATA_TYPE_FLOAT64: np.dtype(np.float64),
-    pb.DATA_TYPE_BOOL: np.dtype(np.bool_),
+if TYPE_CHECKING:
+    # Only clients need it when they run: it is 13 MiB that the broker does without.
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """What a tensor consists of: the name numpy has for it, the proto DataType number, bytes."""
+
+    name: str
+    number: int
+    itemsize: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+#: proto DataType number -> element type. Quantised tensors keep their integer storage type.
+ELEMENTS: dict[int, ElementType] = {
+    number: ElementType(name, number, itemsize)
+    for number, name, itemsize in (
+        (pb.DATA_TYPE_INT8, "int8", 1),
+        (pb.DATA_TYPE_INT16, "int16", 2),
+        (pb.DATA_TYPE_INT32, "int32", 4),
+        (pb.DATA_TYPE_INT64, "int64", 8),
+        (pb.DATA_TYPE_UINT8, "uint8", 1),
+        (pb.DATA_TYPE_UINT16, "uint16", 2),
+        (pb.DATA_TYPE_UINT32, "uint32", 4),
+        (pb.DATA_TYPE_UINT64, "uint64", 8),
+        (pb.DATA_TYPE_FLOAT16, "float16", 2),
+        (pb.DATA_TYPE_FLOAT32, "float32", 4),
+        (pb.DATA_TYPE_FLOAT64, "float64", 8),
+        (pb.DATA_TYPE_BOOL, "bool", 1),
+    )
 }
-_NUMBER = {dtype: number for number, dtype in NUMPY.items()}
+_BY_NAME = {element.name: element for element in ELEMENTS.values()}
 
 #: The largest tensor: QNN's size field is a u32 (qnn.h: client buffer data size).
 MAX_TENSOR_BYTES = 2**32 - 1
@@ -37,17 +56,39 @@ MAX_TENSOR_BYTES = 2**32 - 1
 MAX_RANK = 32
 
 
-def dtype_number(dtype: object) -> int:
-    """The proto DataType number of a numpy dtype.
+def element_type(number: int) -> ElementType:
+    """The element type of a proto DataType number.
 
     Raises:
         Unsupported: reason DTYPE.
     """
-    wanted = np.dtype(dtype)  # type: ignore[call-overload]
     try:
-        return _NUMBER[wanted]
+        return ELEMENTS[number]
     except KeyError:
-        raise Unsupported(f"dtype {wanted} is not one of {names()}", reason="DTYPE") from None
+        raise Unsupported(f"data type number {number} is not known", reason="DTYPE") from None
+
+
+def named_element(dtype: "str | ElementType | np.dtype[Any]") -> ElementType:
+    """The element type of that name; also of a numpy dtype, which has the same names.
+
+    Raises:
+        Unsupported: reason DTYPE.
+    """
+    try:
+        return _BY_NAME[str(dtype)]
+    except KeyError:
+        raise Unsupported(f"dtype {dtype} is not one of {names()}", reason="DTYPE") from None
+
+
+def dtype_number(dtype: object) -> int:
+    """The proto DataType number of a numpy dtype, or of anything that numpy takes for one.
+
+    Raises:
+        Unsupported: reason DTYPE.
+    """
+    import numpy as np
+
+    return named_element(np.dtype(dtype)).number  # type: ignore[call-overload]
 
 
 def numpy_dtype(number: int) -> "np.dtype[np.generic]":
@@ -56,15 +97,14 @@ def numpy_dtype(number: int) -> "np.dtype[np.generic]":
     Raises:
         Unsupported: reason DTYPE.
     """
-    try:
-        return NUMPY[number]
-    except KeyError:
-        raise Unsupported(f"data type number {number} is not known", reason="DTYPE") from None
+    import numpy as np
+
+    return np.dtype(element_type(number).name)
 
 
 def names() -> str:
     """The dtypes we take, for messages."""
-    return ", ".join(str(d) for d in NUMPY.values())
+    return ", ".join(_BY_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,41 +133,57 @@ class Quantization:
         return cls(tuple(m.scales), tuple(m.offsets), axis, m.encoding)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class TensorSpec:
     """Name, dtype, shape (no dynamic dimensions), quantisation and byte size of a tensor.
 
     Raises:
         InvalidRequest: a dimension that is no u32, or more than MAX_RANK of them.
-        Unsupported: more than MAX_TENSOR_BYTES.
+        Unsupported: more than MAX_TENSOR_BYTES, or reason DTYPE.
     """
 
     name: str
-    dtype: "np.dtype[np.generic]"
+    element: ElementType
     shape: tuple[int, ...]
-    quantization: Quantization | None = None
-    size_bytes: int = field(init=False)
+    quantization: Quantization | None
+    size_bytes: int
 
-    def __post_init__(self) -> None:
-        if len(self.shape) > MAX_RANK:
+    def __init__(
+        self,
+        name: str,
+        dtype: "str | ElementType | np.dtype[Any]",
+        shape: tuple[int, ...],
+        quantization: Quantization | None = None,
+    ) -> None:
+        if len(shape) > MAX_RANK:
             raise InvalidRequest(
-                f"tensor {self.name!r} has {len(self.shape)} dimensions; {MAX_RANK} are allowed"
+                f"tensor {name!r} has {len(shape)} dimensions; {MAX_RANK} are allowed"
             )
         # Plain ints: numpy's own would overflow in the product below, silently.
-        object.__setattr__(self, "shape", tuple(operator.index(d) for d in self.shape))
-        if any(not 0 <= d < 2**32 for d in self.shape):
-            raise InvalidRequest(f"tensor {self.name!r} has the impossible shape {self.shape}")
-        size = math.prod(self.shape) * self.dtype.itemsize
+        shape = tuple(operator.index(d) for d in shape)
+        if any(not 0 <= d < 2**32 for d in shape):
+            raise InvalidRequest(f"tensor {name!r} has the impossible shape {shape}")
+        element = named_element(dtype)
+        size = math.prod(shape) * element.itemsize
         if size > MAX_TENSOR_BYTES:
             raise Unsupported(
-                f"tensor {self.name!r} needs {size} bytes; QNN takes {MAX_TENSOR_BYTES} at most"
+                f"tensor {name!r} needs {size} bytes; QNN takes {MAX_TENSOR_BYTES} at most"
             )
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "element", element)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "quantization", quantization)
         object.__setattr__(self, "size_bytes", size)
+
+    @property
+    def dtype(self) -> "np.dtype[np.generic]":
+        """The numpy dtype of its elements."""
+        return numpy_dtype(self.element.number)
 
     def to_proto(self) -> pb.TensorSpec:
         m = pb.TensorSpec(
             name=self.name,
-            dtype=dtype_number(self.dtype),  # type: ignore[arg-type]
+            dtype=self.element.number,  # type: ignore[arg-type]
             shape=self.shape,
             size_bytes=self.size_bytes,
         )
@@ -140,7 +196,7 @@ class TensorSpec:
         quantization = (
             Quantization.from_proto(m.quantization) if m.HasField("quantization") else None
         )
-        return cls(m.name, numpy_dtype(m.dtype), tuple(m.shape), quantization)
+        return cls(m.name, element_type(m.dtype), tuple(m.shape), quantization)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}{list(self.shape)}"
+        return f"{self.name}: {self.element}{list(self.shape)}"

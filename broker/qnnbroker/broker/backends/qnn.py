@@ -10,8 +10,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from qnnbroker.native.qnn_backend import QnnBackend, QnnDevice
 from qnnbroker.native.qnn_context import QnnContext
 from qnnbroker.native.qnn_error import QnnError
@@ -38,7 +36,7 @@ from .qnn_errors import translate
 
 log = logging.getLogger(__name__)
 
-#: QNN data type number -> numpy dtype of the stored elements (qnn types: class in the high byte,
+#: QNN data type number -> name of the stored elements (qnn types: class in the high byte,
 #: width in the low one). Fixed-point types are the quantised ones.
 DTYPES: dict[int, str] = {
     0x0008: "int8",
@@ -375,10 +373,10 @@ def tensor_spec(info: TensorInfo, graph: str) -> TensorSpec:
     quantization = None
     if (q := info.quantization) is not None:
         quantization = Quantization(q.scales, q.offsets, q.axis, q.encoding)
-    spec = TensorSpec(info.name, np.dtype(DTYPES[info.dtype]), info.shape, quantization)
+    spec = TensorSpec(info.name, DTYPES[info.dtype], info.shape, quantization)
     if spec.size_bytes != info.size_bytes:
         raise Unsupported(
-            f"tensor {info.name!r} of graph {graph!r}: {spec.dtype}{list(spec.shape)} makes "
+            f"tensor {info.name!r} of graph {graph!r}: {spec.element}{list(spec.shape)} makes "
             f"{spec.size_bytes} bytes, the library says {info.size_bytes}",
             reason="DTYPE",
         )
