@@ -5,7 +5,9 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard native/CMakeLists.txt native/qnnbroker/native/*.pyx native/qnnbroker/native/*.pxd native/qnnbroker/native/csrc/* benchmarks/qnnbroker/benchmarks/csrc/*)
 
-.PHONY: install native demo test soak lint types format proto docs cli-reference bench clean
+SANITIZED := build/asan
+
+.PHONY: asan install native demo test soak lint types format proto docs cli-reference bench clean
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +39,19 @@ test: install
 # Clients come and go, some are killed; the memory is drawn in build/soak/pss.png.
 soak: install
 	PYTHONPATH=examples $(PY) -m tests.soak
+
+# The memory state machine and its neighbours on a build with AddressSanitizer, in an environment of
+# its own that borrows the other packages. Leaks of the interpreter are not looked for.
+asan: install
+	$(PY) -m venv --without-pip $(SANITIZED)/venv
+	$(PY) -c "import site; print(site.getsitepackages()[0])" \
+	  > $$(ls -d $(SANITIZED)/venv/lib/python3*/site-packages)/borrowed.pth
+	CMAKE_ARGS="-DQNNBROKER_SANITIZE=address" $(PY) -m pip --python $(SANITIZED)/venv/bin/python \
+	  install -q --no-build-isolation --no-deps --force-reinstall -C build-dir=$(SANITIZED)/build .
+	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) \
+	  ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1 PYTHONMALLOC=malloc \
+	  $(SANITIZED)/venv/bin/python -m pytest -q tests/processes/test_memory_machine.py \
+	  tests/processes/test_registrations.py tests/processes/test_reset.py tests/native/test_rpcmem.py
 
 lint: install
 	$(PY) -m ruff check .

@@ -110,8 +110,9 @@ def test_bindings_that_agree_share_their_registrations(
     graph = session.load(make_model()).graph
     hits = device_broker.counters()["registration_hits_total"]
     with session.alloc(4096) as buffer:
-        places = {"inputs": {"a": buffer, "b": (buffer, 512)}, "outputs": {"y": (buffer, 1024)}}
-        bindings = [graph.bind(**places) for _ in range(4)]
+        bindings = [
+            graph.bind({"a": buffer, "b": (buffer, 512)}, {"y": (buffer, 1024)}) for _ in range(4)
+        ]
         known = 3 if memory == "registered" else 0
         assert live(device_broker) == known
         assert device_broker.counters()["registration_hits_total"] - hits == 3 * known

@@ -31,8 +31,10 @@ COMMANDS: dict[str, Entry] = {
     "describe": Entry("models", "describe", "Show the graphs and tensors of a resident model."),
     "run": Entry("run", "run", "Run a graph on given inputs; time it, compare its outputs."),
     "compile": Entry("compile", "compile_command", "Compile an ONNX model for the NPU."),
+    "wrap": Entry("wrap", "wrap", "Make ONNX wrappers for a bare context binary."),
     "inspect": Entry("inspect", "inspect", "Show what a compiled file holds, without a broker."),
     "bench": Entry("bench", "bench", "Measure what the broker costs, against doing without it."),
+    "doctor": Entry("doctor", "doctor", "Examine this machine: libraries, device, memory, limits."),
     "config": Entry("config", "config", "Show or write the configuration."),
     "completion": Entry("completion", "completion", "Print a shell's completion script."),
 }

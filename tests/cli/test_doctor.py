@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`qnnbroker doctor`: what it finds, says and ends with, on the fake and on the real library."""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.native.qnn_models import INSTALLED
+
+from qnnbroker.cli import doctoring
+from qnnbroker.cli.doctoring import ERROR, OK, WARNING, Finding, Options, ask_child, job_of
+from qnnbroker.native.fake import SWITCHES_ENV, fake_qnn_dir
+from qnnbroker.protos.paths import ATTACH_SOCKET
+
+
+def doctor(directory: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "qnnbroker.cli.main", "doctor", *arguments]
+    done = subprocess.run(
+        [*command, "--runtime-dir", str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=80,
+        env={**os.environ, **environment},
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def findings(directory: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    code, output = doctor(directory, "--json", *arguments, **environment)
+    document = json.loads(output)
+    assert document["ok"] == (code == 0)
+    return code, {f["name"]: f for f in document["findings"]}
+
+
+def test_all_is_well_with_the_fake(runtime_dir: Path) -> None:
+    rpcmem = str(fake_qnn_dir() / "rpcmem" / "libcdsprpc.so")
+    code, found = findings(
+        runtime_dir,
+        *("--backend", "fake", "--rpcmem-library", rpcmem),
+        **{SWITCHES_ENV: "mem_register=on"},
+    )
+    assert code == 0
+    assert {f["status"] for f in found.values()} == {OK}
+    assert "QNNBROKER_FAKE" in found["backend and device"]["found"]
+    assert found["tiny graph executed"]["found"] == "y = x + x, off by 0.0e+00 at most"
+    assert found["memory registration"]["found"].startswith("yes: memRegister -> custom: 0")
+    assert found["rpcmem"]["found"] == f"{rpcmem}, allocates not a DMA buffer"
+    assert found["broker"]["found"] == "none is running here"
+
+
+def test_people_get_a_line_each(runtime_dir: Path) -> None:
+    code, output = doctor(runtime_dir, "--backend", "fake")
+    assert code == 0
+    lines = output.splitlines()
+    assert lines[0].startswith("ok       QNN libraries: ")
+    assert all(line.startswith(("ok ", "warning ", "  ")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("switches", "name", "words"),
+    [
+        ("fail=deviceCreate:1:14002", "backend and device", "14002"),
+        ("crash=deviceCreate:1:segv", "backend and device", "died of SIGSEGV"),
+        ("crash=graphExecute:1:abort", "tiny graph executed", "died of SIGABRT"),
+        ("fail=graphExecute:1:1100", "tiny graph executed", "1100"),
+    ],
+)
+def test_what_fails_or_crashes_is_a_finding_with_advice(
+    runtime_dir: Path, switches: str, name: str, words: str
+) -> None:
+    code, found = findings(runtime_dir, "--backend", "fake", **{SWITCHES_ENV: switches})
+    assert code == 1
+    assert found[name]["status"] == ERROR
+    assert words in found[name]["found"]
+    assert found[name]["advice"]
+    assert "memory" in found  # it went on
+
+
+def test_missing_libraries(runtime_dir: Path, tmp_path: Path) -> None:
+    code, found = findings(runtime_dir, "--qnn-lib-dir", str(tmp_path))
+    assert code == 1
+    assert "libQnnHtp.so" in found["backend and device"]["found"]
+
+
+def test_a_child_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctoring, "CHILD_SECONDS", 5.0)
+    monkeypatch.setenv(SWITCHES_ENV, "hang=backendCreate:1")
+    report = ask_child(job_of(Options(Path("/"), fake=True), "backend"))
+    assert report.problem == "no answer within 5 s"
+    assert "libraries" in report.steps
+
+
+def status_of(checks: "Any") -> dict[str, Finding]:
+    return {f.name: f for f in checks}
+
+
+def test_the_runtime_directory_and_who_listens_there(runtime_dir: Path) -> None:
+    def look() -> dict[str, Finding]:
+        return status_of(doctoring.check_runtime_dir(Options(runtime_dir)))
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(runtime_dir / ATTACH_SOCKET))
+        listener.listen()
+        assert look()["broker"].found == "one listens here"
+    assert look()["broker"].status == WARNING
+    os.chmod(runtime_dir, 0o755)
+    assert look()["runtime directory"].status == ERROR
+    os.chmod(runtime_dir, 0o700)
+    away = status_of(doctoring.check_runtime_dir(Options(runtime_dir / "away")))
+    assert away["runtime directory"].status == OK
+
+
+def test_a_device_is_held_to_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime_dir: Path
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.delenv("DSP_LIBRARY_PATH", raising=False)
+    monkeypatch.setenv("ADSP_LIBRARY_PATH", str(tmp_path))
+    options = Options(runtime_dir, qnn_lib_dir=str(tmp_path))
+    assert {f.status for f in doctoring.check_nodes(options)} <= {OK, WARNING, ERROR}
+    (found,) = doctoring.check_search_path(options)
+    assert (found.status, bool(found.advice)) == (WARNING, True)
+    (tmp_path / "libQnnHtpV73Skel.so").touch()
+    (found,) = doctoring.check_search_path(options)
+    assert found.status == OK
+    (rpcmem,) = doctoring.check_rpcmem(Options(runtime_dir, rpcmem_library="/nowhere.so"))
+    assert (rpcmem.status, "libcdsprpc" in rpcmem.advice) == (WARNING, True)
+
+
+@pytest.mark.qnn
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTALLED, reason="onnxruntime-qnn is not installed")
+def test_the_real_library_compiles_and_runs_a_tiny_graph(runtime_dir: Path) -> None:
+    code, found = findings(runtime_dir)
+    assert code == 0
+    assert found["tiny graph compiled"]["status"] == found["tiny graph executed"]["status"] == OK
+    assert "memRegister -> 1000 (not supported)" in found["memory registration"]["found"]
