@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .invocation import Command, invocation
+from .problems import WrongUsage
 
 if TYPE_CHECKING:
     from qnnbroker.protos.errors import Unsupported
@@ -26,11 +27,17 @@ SOC_MODEL = 60
         ("qnnbroker compile model.onnx", "to model_ctx.onnx and model_ctx_qnn.bin beside it"),
         ("qnnbroker compile model.onnx -o out/m.onnx --soc-model 88", "for a certain chip"),
         ("qnnbroker compile model.onnx --embed", "with the binary inside the wrapper"),
+        ("qnnbroker compile a.onnx b.onnx --share-weights -o out/", "equal weights stored once"),
         ("qnnbroker compile model.onnx --json | jq -r .wrapper", "for a script"),
     ],
 )
-@click.argument("model", metavar="MODEL.onnx")
-@click.option("-o", "--output", metavar="FILE.onnx", help="The wrapper.  [default: MODEL_ctx.onnx]")
+@click.argument("models", metavar="MODEL.onnx...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.onnx",
+    help="The wrapper; with --share-weights a directory.  [default: MODEL_ctx.onnx]",
+)
 @click.option(
     "--fp16/--no-fp16",
     default=None,
@@ -44,16 +51,22 @@ SOC_MODEL = 60
 )
 @click.option("--embed", is_flag=True, help="Put the context binary inside the wrapper.")
 @click.option(
+    "--share-weights",
+    is_flag=True,
+    help="Make one binary of several models, with equal weights once, and a wrapper for each.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds after which to give up.  [default: none]",
 )
 def compile_command(
-    model: str,
+    models: tuple[str, ...],
     output: str | None,
     fp16: bool | None,
     soc_model: int,
     embed: bool,
+    share_weights: bool,
     timeout: float | None,
 ) -> None:
     """Compile an ONNX model for the NPU.
@@ -69,6 +82,14 @@ def compile_command(
     from .output import print_json, progress
 
     call = invocation()
+    if share_weights:
+        from .compile_share import compile_share
+
+        compile_share(models, output, fp16, soc_model, embed, timeout)
+        return
+    if len(models) > 1:
+        raise WrongUsage(f"{len(models)} models are compiled together with --share-weights only")
+    model = models[0]
     source = Path(model)
     if source.is_dir():
         raise InvalidRequest(f"an ONNX file wanted, {model!r} is a directory", reason="BAD_FILE")

@@ -63,7 +63,7 @@ class Child:
         self._compile()
         self.emit("stage", "verifying")
         precision = "fp16" if self.fp16 else "quantised" if quantised else "as written"
-        return {"precision": precision, "node_count": node_count, **self._report()}
+        return {"precision": precision, "node_count": node_count, **self.report()}
 
     def _compile(self) -> None:
         from qnnbroker.cli.compile_refusals import (
@@ -76,7 +76,7 @@ class Child:
         )
 
         try:
-            self._session(
+            self.session(
                 {
                     "session.disable_cpu_ep_fallback": "1",
                     "ep.context_enable": "1",
@@ -105,7 +105,7 @@ class Child:
         from qnnbroker.cli.compile_refusals import Operator
 
         try:
-            session = self._session({"session.record_ep_graph_assignment_info": "1"})
+            session = self.session({"session.record_ep_graph_assignment_info": "1"})
             parts = session.get_provider_graph_assignment_info()
         except Exception as exc:
             print(f"could not ask for the partitioning: {exc}", file=sys.stderr, flush=True)
@@ -118,7 +118,8 @@ class Child:
         ]
         return on_cpu, sum(len(part.get_nodes()) for part in parts)
 
-    def _session(self, entries: dict[str, str]) -> Any:
+    def session(self, entries: dict[str, str]) -> Any:
+        """An ONNX Runtime session of the model, with these session options. Raises its errors."""
         import onnxruntime as ort
         import onnxruntime_qnn
 
@@ -139,7 +140,7 @@ class Child:
         )
         return ort.InferenceSession(str(self.source), options)
 
-    def _report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """What the wrapper says about itself; the last check that all of it is on the HTP."""
         import onnx
 
@@ -212,7 +213,7 @@ def _tensor(value: Any) -> dict[str, Any]:
     }
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Exit once standard input ends: the parent is gone."""
     sys.stdin.buffer.read()
     os._exit(3)
@@ -225,7 +226,7 @@ def main() -> None:
     log_fd = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     child = Child(job, events_fd)
     try:
         result = child.run()

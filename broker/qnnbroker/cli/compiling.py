@@ -125,7 +125,7 @@ def compile_model(
     _check_arguments(source, output, soc_model)
     started = time.monotonic()
     deadline = None if timeout is None else started + timeout
-    with _work_directory(output) as work:
+    with work_directory(output) as work:
         job = {
             "source": str(source),
             "wrapper": str(work / output.name),
@@ -134,7 +134,7 @@ def compile_model(
             "soc_model": soc_model,
             "embed": embed,
         }
-        report = _run_child(job, source.name, progress, deadline)
+        report = run_child(job, source.name, progress, deadline)
         binary_name = report["binary"]
         if progress is not None:
             progress("writing")
@@ -145,8 +145,8 @@ def compile_model(
         seconds=time.monotonic() - started,
         size_bytes=report["size_bytes"],
         graphs=tuple(report["graphs"]),
-        inputs=_tensors(report["inputs"]),
-        outputs=_tensors(report["outputs"]),
+        inputs=compiled_tensors(report["inputs"]),
+        outputs=compiled_tensors(report["outputs"]),
         precision=report["precision"],
         node_count=report["node_count"],
         soc_model=soc_model,
@@ -173,7 +173,8 @@ def _check_arguments(source: Path, output: Path, soc_model: int) -> None:
 
 
 @contextlib.contextmanager
-def _work_directory(output: Path) -> Iterator[Path]:
+def work_directory(output: Path) -> Iterator[Path]:
+    """A temporary directory beside `output`, from which results are renamed into place."""
     try:
         work = tempfile.TemporaryDirectory(
             prefix=f".{output.stem}.", suffix=".compiling", dir=output.parent
@@ -186,15 +187,19 @@ def _work_directory(output: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _run_child(
-    job: dict[str, Any], model: str, progress: Progress | None, deadline: float | None
+def run_child(
+    job: dict[str, Any],
+    model: str,
+    progress: Progress | None,
+    deadline: float | None,
+    module: str = "qnnbroker.cli.compile_child",
 ) -> dict[str, Any]:
     """The child's report. Whatever happens, the child is gone when this returns."""
     read_fd, write_fd = os.pipe()
     try:
         child = subprocess.Popen(
             # -P: a file of the current directory must not stand in for a package.
-            [sys.executable, "-P", "-m", "qnnbroker.cli.compile_child", str(write_fd)],
+            [sys.executable, "-P", "-m", module, str(write_fd)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -298,5 +303,6 @@ def _install(work: Path, output: Path, binary_name: str | None) -> None:
         raise
 
 
-def _tensors(described: list[dict[str, Any]]) -> tuple[CompiledTensor, ...]:
+def compiled_tensors(described: list[dict[str, Any]]) -> tuple[CompiledTensor, ...]:
+    """Tensors as the child described them."""
     return tuple(CompiledTensor(d["name"], d["dtype"], tuple(d["shape"])) for d in described)
