@@ -5,14 +5,21 @@ The rest of a session (connect, load, bind) blocks for a moment; call it with `a
 """
 
 import asyncio
+import contextlib
 import time
 import weakref
 
 from qnnbroker.native.ring import RingLost
-from qnnbroker.protos.errors import BrokerError, InvalidRequest, SessionClosed, WouldBlock
+from qnnbroker.protos.errors import (
+    BrokerError,
+    DeadlineExpired,
+    InvalidRequest,
+    SessionClosed,
+    WouldBlock,
+)
 
 from .bindings import Binding
-from .hotpath import HotPath, broker_lost
+from .hotpath import HotPath, broker_lost, nanoseconds
 from .timing import Timing
 
 #: Pause before another try when as much is in flight as the session may have.
@@ -36,14 +43,16 @@ async def run(binding: Binding, *, timeout: float | None = None) -> Timing:
     binding.check()
     hot = binding.graph.session.hot_path()
     seconds = binding.graph.session.call_timeout if timeout is None else timeout
-    deadline_ns = time.monotonic_ns() + int(seconds * 1e9)
+    deadline_ns = time.monotonic_ns() + nanoseconds(seconds)
     watcher = _watcher(hot)
     while True:
         try:
             return await watcher.run(binding.binding_id, deadline_ns)
-        except WouldBlock:
+        except WouldBlock as error:
             if time.monotonic_ns() >= deadline_ns:
-                raise
+                raise DeadlineExpired(
+                    "no room for a submission in time", reason="QUEUED"
+                ) from error
         await asyncio.sleep(_RETRY_SECONDS)
 
 
@@ -79,7 +88,7 @@ class _Watcher:
         if not self._listening:
             self._listening = True
             self.loop.add_reader(self._ring.fileno(), self._on_doorbell)
-            self._ring.watch(lambda: self.loop.call_soon_threadsafe(self._on_doorbell))
+            self._ring.watch(self._pass_on)
         self._on_doorbell()  # arms it, and sees what was quicker
         try:
             return await future
@@ -95,11 +104,18 @@ class _Watcher:
         future = self._futures.pop(ticket, None)
         if not self._futures and self._listening:
             self._listening = False
-            self._ring.watch(None)
             self.loop.remove_reader(self._ring.fileno())
+            self._ring.watch(None)  # which may close that fd
         return future
 
+    def _pass_on(self) -> None:
+        """From any thread: something came for this loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self.loop.call_soon_threadsafe(self._on_doorbell)
+
     def _on_doorbell(self) -> None:
+        if not self._futures:
+            return  # told twice
         try:
             completions = self._ring.take_watched()
         except (RingLost, ValueError) as error:

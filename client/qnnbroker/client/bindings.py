@@ -13,6 +13,7 @@ from qnnbroker.protos.errors import LeaseRevoked, WouldBlock
 from qnnbroker.v1 import control_pb2
 
 from .buffers import to_cpu, to_device
+from .hotpath import nanoseconds
 from .spans import Spans
 from .submissions import Submission
 from .timing import Timing
@@ -170,7 +171,7 @@ class Binding:
 
     def _deadline(self, timeout: float | None) -> int:
         seconds = self._session.call_timeout if timeout is None else timeout
-        return time.monotonic_ns() + int(seconds * 1e9)
+        return time.monotonic_ns() + nanoseconds(seconds)
 
     def close(self) -> None:
         """Gives the binding back, and its part of the session's arena. Idempotent.

@@ -10,6 +10,7 @@ from qnnbroker.protos.errors import (
     BrokerError,
     BrokerLost,
     DeadlineExpired,
+    InvalidRequest,
     SessionClosed,
     WouldBlock,
 )
@@ -22,6 +23,21 @@ SPIN_NS = 10_000
 SPIN_LIMIT_NS = 50_000
 #: Completion codes behind which there is a QNN code.
 WITH_QNN_CODE = frozenset({6, 11, 13, 14, 15, 17})
+#: What stands for "as long as it takes" when somebody asks for more: 36 years.
+_LONGEST_NS = 1 << 60
+
+
+def nanoseconds(seconds: float) -> int:
+    """A timeout in whole nanoseconds, not below 0.
+
+    Raises:
+        InvalidRequest: not a number.
+    """
+    if not seconds < _LONGEST_NS / 1e9:
+        if seconds != seconds:
+            raise InvalidRequest("a timeout in seconds wanted, found nan")
+        return _LONGEST_NS
+    return max(0, int(seconds * 1e9))
 
 
 class HotPath:
@@ -67,7 +83,7 @@ class HotPath:
             DeadlineExpired: not done within `timeout` seconds; cancelled if it was still queued.
             BrokerLost, SessionClosed, BrokerError: what happened instead.
         """
-        timeout_ns = int(timeout * 1e9)
+        timeout_ns = nanoseconds(timeout)
         deadline_ns = time.monotonic_ns() + timeout_ns
         try:
             done = self.ring.run(binding_id, timeout_ns, deadline_ns)
@@ -126,7 +142,7 @@ class HotPath:
     def wait(self, ticket: int, timeout: float | None) -> tuple[int, int, int, int] | None:
         """The completion of a ticket, taken; None when `timeout` seconds are over."""
         try:
-            return self.ring.wait(ticket, -1 if timeout is None else max(0, int(timeout * 1e9)))
+            return self.ring.wait(ticket, -1 if timeout is None else nanoseconds(timeout))
         except RingLost as error:
             raise broker_lost() from error
         except ValueError as error:

@@ -4,10 +4,13 @@
 import os
 
 from qnnbroker.native.ring import ClientRing
-from qnnbroker.protos.errors import ProtocolError
+from qnnbroker.protos.errors import InvalidRequest, ProtocolError
 
 from .attach import Hello
 from .hotpath import SPIN_LIMIT_NS, SPIN_NS
+
+#: A longer spin only takes the core from whoever computes.
+MAX_SPIN_NS = 1_000_000_000
 
 
 def open_ring(hello: Hello) -> ClientRing:
@@ -15,9 +18,15 @@ def open_ring(hello: Hello) -> ClientRing:
 
     Raises:
         ProtocolError: the broker sent something that is no ring of our layout.
+        InvalidRequest: $QNNBROKER_SPIN_NS is not a number of nanoseconds.
     """
     client_file, broker_file, doorbell, pipe = hello.ring_fds
-    spin_ns = int(os.environ.get("QNNBROKER_SPIN_NS", SPIN_NS))
+    try:
+        spin_ns = spin_wanted()
+    except InvalidRequest:
+        for fd in hello.ring_fds:
+            os.close(fd)
+        raise
     try:
         return ClientRing(
             client_file,
@@ -30,3 +39,15 @@ def open_ring(hello: Hello) -> ClientRing:
         )
     except (OSError, ValueError) as exc:
         raise ProtocolError(f"the broker sent no good ring: {exc}") from exc
+
+
+def spin_wanted() -> int:
+    """How long a wait looks at the ring before it sleeps, in nanoseconds."""
+    text = os.environ.get("QNNBROKER_SPIN_NS")
+    if text is None:
+        return SPIN_NS
+    if not text.isdecimal() or int(text) > MAX_SPIN_NS:
+        raise InvalidRequest(
+            f"QNNBROKER_SPIN_NS wants nanoseconds from 0 to {MAX_SPIN_NS}, found {text!r}"
+        )
+    return int(text)

@@ -297,6 +297,8 @@ class Session:
     def _abandon(self) -> None:
         """In the child of a fork: only the fd goes. The channel must not even be freed there."""
         self._attach.abandon()
+        if self._hot is not None:
+            self._hot.ring.abandon_all()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._control.channel()))
         for buffer in list(self._buffers.values()):
             buffer.forget()

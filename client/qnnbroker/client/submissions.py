@@ -2,11 +2,12 @@
 """Submission: one run that is under way."""
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from qnnbroker.protos.errors import DeadlineExpired
 
-from .hotpath import HotPath
+from .hotpath import HotPath, nanoseconds
 from .timing import Timing
 
 if TYPE_CHECKING:
@@ -43,14 +44,25 @@ class Submission:
         """Waits until it is over, one way or another; False when `timeout` seconds passed first.
 
         Raises:
-            BrokerLost, SessionClosed: nothing more will come.
+            BrokerLost, SessionClosed: nothing more will come. InvalidRequest: not a timeout.
         """
-        with self._lock:
+        if self._done is not None:
+            return True
+        self._binding.graph.session.check()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # One thread waits at the ring, the others for it.
+        if not self._lock.acquire(timeout=-1 if timeout is None else _lock_seconds(timeout)):
+            return False
+        try:
             if self._done is None:
-                self._done = self._hot.wait(self._ticket, timeout)
-                if self._done is not None:
+                left = None if deadline is None else deadline - time.monotonic()
+                done = self._hot.wait(self._ticket, left)
+                if done is not None:
                     self._binding.take_back()
-            return self._done is not None
+                self._done = done
+        finally:
+            self._lock.release()
+        return self._done is not None
 
     def result(self, timeout: float | None = None) -> Timing:
         """Waits and tells what the run took; the outputs are in the binding's arrays.
@@ -84,3 +96,8 @@ class Submission:
     def __repr__(self) -> str:
         state = "under way" if self._done is None else "over"
         return f"<Submission {self._ticket} of {self._binding!r}, {state}>"
+
+
+def _lock_seconds(timeout: float) -> float:
+    """`timeout` as a lock takes it."""
+    return min(nanoseconds(timeout) / 1e9, threading.TIMEOUT_MAX)

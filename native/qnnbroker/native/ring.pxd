@@ -11,6 +11,7 @@ cdef extern from "qb_client.h" nogil:
     const int QB_CLIENT_INTERRUPTED
     const int QB_CLIENT_LOST
     const int QB_CLIENT_UNKNOWN
+    const int QB_CLIENT_CLOSED
     ctypedef struct qb_cq_slot:
         uint64_t ticket
         uint32_t status
@@ -27,6 +28,8 @@ cdef extern from "qb_client.h" nogil:
                              uint64_t broker_bytes, int doorbell, int pipe, uint32_t limit,
                              uint64_t spin_ns, uint64_t spin_limit_ns)
     void qb_client_free(qb_client *c)
+    void qb_client_close(qb_client *c)
+    void qb_client_unwatch(qb_client *c)
     int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bint watched,
                          uint64_t *ticket)
     int qb_client_wait(qb_client *c, uint64_t ticket, int64_t timeout_ns, qb_cq_slot *out)
@@ -34,7 +37,6 @@ cdef extern from "qb_client.h" nogil:
     int qb_client_cancel(qb_client *c, uint64_t ticket)
     void qb_client_abandon(qb_client *c, uint64_t ticket)
     int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n)
-    void qb_client_interrupt(qb_client *c)
     uint32_t qb_client_in_flight(qb_client *c)
     bint qb_client_lost(qb_client *c)
 
@@ -53,11 +55,14 @@ cdef class ClientRing:
     cdef int held
     cdef int doorbell
     cdef int pipe
-    cdef int users  # threads inside a call that released the GIL
+    cdef int users  # calls that are inside
+    cdef int owner  # the process that made it
     cdef bint closing
     cdef object on_watched
     cdef int _enter(self) except -1
     cdef void _leave(self) noexcept
+    cdef void _free_if_over(self) noexcept
     cdef _hold(self, int fd, bint writable)
     cdef void _free(self) noexcept
+    cdef _tell_watcher(self)
     cdef _take(self, uint64_t ticket, int64_t timeout_ns)

@@ -7,6 +7,7 @@ import time
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from posix.unistd cimport close as close_fd
+from posix.unistd cimport getpid
 
 from qnnbroker.native.doorbell import eventfd as new_eventfd
 from qnnbroker.native.doorbell import pipe as new_pipe
@@ -52,10 +53,13 @@ cdef class BrokerRing:
         self.client_pipe, self.pipe = new_pipe()
 
     def __dealloc__(self):
-        # The regions unmap themselves; what the executor still uses was not ours to close.
+        # Closed before, but for one that was only half made.
         for fd in (self.doorbell, self.pipe, self.client_pipe):
             if fd >= 0:
                 os.close(fd)
+        for region in (self.client_file, self.broker_file):
+            if region is not None:
+                region.release()
 
     def client_fds(self):
         """What HELLO sends, in this order: client file, broker file, doorbell, pipe."""
@@ -92,7 +96,8 @@ cdef class BrokerRing:
 cdef class ClientRing:
     """The client's end; takes the four fds over, on failure too.
 
-    Threads: any number may use it at once; waiting releases the GIL. Fork: a child must not use it.
+    Threads: any number may use it at once; waiting releases the GIL. Fork: a child must not use it
+    (it would take the parent's rings); call `abandon_all` there, and let it go.
 
     Args:
         client_file, broker_file, doorbell, pipe: the fds that came with HELLO.
@@ -110,6 +115,7 @@ cdef class ClientRing:
         uint32_t limit, uint64_t spin_ns=10_000, uint64_t spin_limit_ns=50_000,
     ):
         self.doorbell, self.pipe = doorbell, pipe
+        self.owner = getpid()
         try:
             self._hold(client_file, True)
             self._hold(broker_file, False)
@@ -138,9 +144,10 @@ cdef class ClientRing:
             region.release()
 
     cdef void _free(self) noexcept:
-        if self.ptr is not NULL:
+        # In the child of a fork another thread of the parent may hold its lock, for ever.
+        if self.ptr is not NULL and self.owner == getpid():
             qb_client_free(self.ptr)
-            self.ptr = NULL
+        self.ptr = NULL
         while self.held:
             self.held -= 1
             PyBuffer_Release(&self.views[self.held])
@@ -158,8 +165,16 @@ cdef class ClientRing:
 
     cdef void _leave(self) noexcept:
         self.users -= 1
-        if self.closing and not self.users:
+        self._free_if_over()
+
+    cdef void _free_if_over(self) noexcept:
+        # A closed ring goes with the last call inside; with an event loop's fd only when it lets go.
+        if self.closing and not self.users and self.on_watched is None:
             self._free()
+
+    cdef _tell_watcher(self):
+        if self.on_watched is not None and self.ptr.watched_done:
+            self.on_watched()
 
     @property
     def closed(self):
@@ -168,12 +183,14 @@ cdef class ClientRing:
     @property
     def lost(self):
         """The broker is gone, as far as the ring knows."""
-        return self.ptr is NULL or qb_client_lost(self.ptr)
+        return self.ptr is NULL or self.owner != getpid() or qb_client_lost(self.ptr)
 
     @property
     def in_flight(self):
         """Submissions whose result nobody has taken yet."""
-        return 0 if self.ptr is NULL else qb_client_in_flight(self.ptr)
+        if self.ptr is NULL or self.owner != getpid():
+            return 0
+        return qb_client_in_flight(self.ptr)
 
     def fileno(self):
         """The pipe: readable when completions came, once `take_watched` was called."""
@@ -207,10 +224,11 @@ cdef class ClientRing:
         while True:
             with nogil:
                 result = qb_client_wait(self.ptr, ticket, left, &slot)
-            if self.on_watched is not None and self.ptr.watched_done:
-                self.on_watched()
+            self._tell_watcher()
             if result == 0:
                 return (slot.status, slot.queue_ns, slot.execute_ns, slot.copied_bytes)
+            if self.closing or result == QB_CLIENT_CLOSED:
+                raise ValueError("the ring was closed")
             if result == QB_CLIENT_LOST:
                 raise RingLost("the broker closed the ring")
             if result == QB_CLIENT_TIMED_OUT:
@@ -218,8 +236,6 @@ cdef class ClientRing:
             if result != QB_CLIENT_INTERRUPTED:
                 raise ValueError(f"nothing in flight has the ticket {ticket}")
             _check_signals()
-            if self.closing:
-                raise ValueError("the ring was closed")
             if timeout_ns >= 0:
                 left = max(0, end - time.monotonic_ns())
 
@@ -280,6 +296,9 @@ cdef class ClientRing:
             while True:
                 with nogil:
                     result = qb_client_wait_room(self.ptr, left)
+                self._tell_watcher()
+                if self.closing or result == QB_CLIENT_CLOSED:
+                    raise ValueError("the ring was closed")
                 if result == 0:
                     return True
                 if result == QB_CLIENT_LOST:
@@ -287,8 +306,6 @@ cdef class ClientRing:
                 if result == QB_CLIENT_TIMED_OUT:
                     return False
                 _check_signals()
-                if self.closing:
-                    raise ValueError("the ring was closed")
                 if timeout_ns >= 0:
                     left = max(0, end - time.monotonic_ns())
         finally:
@@ -304,13 +321,16 @@ cdef class ClientRing:
 
     def abandon(self, uint64_t ticket):
         """Says that nobody will wait for `ticket`; its place is free once it is over. Idempotent."""
-        if self.ptr is not NULL:
+        if self.ptr is not NULL and self.owner == getpid():
             qb_client_abandon(self.ptr, ticket)
 
     def watch(self, on_watched):
         """Calls `on_watched` when another thread's wait took in what an event loop watches; None for
         nobody. It is called on that thread and must only pass the news on."""
         self.on_watched = on_watched
+        if on_watched is None and self.ptr is not NULL and self.owner == getpid():
+            qb_client_unwatch(self.ptr)
+        self._free_if_over()
 
     def take_watched(self):
         """For an event loop: the completions of watched tickets that have come, and rings the pipe
@@ -341,13 +361,20 @@ cdef class ClientRing:
             self._leave()
 
     def close(self):
-        """Refuses further use; threads that wait end with ValueError, and the memory goes with the
-        last of them. Idempotent."""
+        """Refuses further use. Threads that wait end with ValueError at once, whatever the broker
+        does; the memory goes with the last of them. Idempotent."""
+        if self.closing or self.owner != getpid():
+            return
         self.closing = True
-        if self.ptr is not NULL and self.users:
-            qb_client_interrupt(self.ptr)
-        elif not self.users:
-            self._free()
+        if self.ptr is not NULL:
+            qb_client_close(self.ptr)
+        if self.on_watched is not None:
+            self.on_watched()
+        self._free_if_over()
+
+    def abandon_all(self):
+        """For the child of a fork: refuses further use and touches nothing. Idempotent."""
+        self.closing = True
 
 
 cdef extern from "Python.h":

@@ -85,11 +85,17 @@ static void give_back(qb_client *c, qb_ticket *t) {
     t->next_free = c->free_ticket;
     c->free_ticket = (uint32_t)(t - c->tickets);
     c->in_flight--;
+    if (c->room_waiters) {
+        pthread_cond_broadcast(&c->progress);
+        if (c->reader_wants_room) /* it sleeps on the pipe, which need not ring for this */
+            qb_doorbell_ring(c->wake);
+    }
 }
 
-/* Writes a submission; the lock is held, and says whether the broker must be rung. -1: no room. */
-static int push(qb_client *c, const qb_sq_slot *slot) {
-    if (c->sq_tail - qb_load_acquire(&c->theirs->sq_head) > c->sq_mask)
+/* Writes a submission; the lock is held. Whether the broker must be rung; -1: not with `spare` slots
+ * left over. */
+static int push(qb_client *c, const qb_sq_slot *slot, uint32_t spare) {
+    if (c->sq_tail - qb_load_acquire(&c->theirs->sq_head) + spare > c->sq_mask)
         return -1;
     c->mine->slots[c->sq_tail & c->sq_mask] = *slot;
     qb_store_release(&c->mine->sq_tail, ++c->sq_tail);
@@ -134,12 +140,15 @@ static uint32_t take(qb_client *c) {
     return n;
 }
 
-/* Sleeps until the pipe rings; the lock is held on entry and on return, not in between. */
-static int sleep_on_pipe(qb_client *c, int64_t timeout_ns) {
+/* Sleeps until the pipe rings; the lock is held on entry and on return, not in between. `head` is
+ * where completions stood when the caller found nothing for it. */
+static int sleep_on_pipe(qb_client *c, uint32_t head, int64_t timeout_ns) {
     int rung;
     qb_store_relaxed(&c->mine->sleeping, 1);
     qb_full_fence();
-    if (take(c)) {
+    take(c);
+    if (c->cq_head != head || c->closed) {
+        /* Taken now, or by another thread while we spun: no ring would come for those. */
         if (!c->armed)
             qb_store_relaxed(&c->mine->sleeping, 0);
         return 0;
@@ -149,28 +158,40 @@ static int sleep_on_pipe(qb_client *c, int64_t timeout_ns) {
     pthread_mutex_lock(&c->lock);
     if (!c->armed)
         qb_store_relaxed(&c->mine->sleeping, 0);
-    if (rung == -1)
+    if (rung == QB_PIPE_CLOSED)
         c->lost = true;
     take(c);
-    return rung == -2 ? QB_CLIENT_INTERRUPTED : 0;
+    if (rung == QB_PIPE_RUNG && c->watched_done)
+        return QB_CLIENT_INTERRUPTED; /* the ring was for an event loop too: let it know */
+    return rung == QB_PIPE_INTERRUPTED ? QB_CLIENT_INTERRUPTED : 0;
 }
 
-static bool spin(qb_client *c, uint64_t until) {
+/* Looks at the ring for a little while. True when there is news. */
+static bool spin(qb_client *c, uint32_t head, uint64_t until) {
     while (now_ns() < until) {
         pthread_mutex_unlock(&c->lock);
         for (int i = 0; i < 8; i++)
             qb_cpu_relax();
         pthread_mutex_lock(&c->lock);
-        if (take(c))
+        take(c);
+        if (c->cq_head != head || c->closed)
             return true;
     }
     return false;
 }
 
-/* One step of waiting: reads for everybody, or waits for whoever does. 0, or why to stop. */
-static int step(qb_client *c, uint64_t deadline, uint64_t spin_until) {
-    uint64_t now = deadline || c->reading ? now_ns() : 0;
+/* One step of waiting: reads for everybody, or waits for whoever does. 0: look again; else why to
+ * stop. The caller has just found nothing for it, under the same hold of the lock. */
+static int step(qb_client *c, uint64_t deadline, uint64_t spin_until, bool for_room) {
     int result = 0;
+    uint64_t now;
+    if (c->closed)
+        return QB_CLIENT_CLOSED;
+    if (take(c)) {
+        pthread_cond_broadcast(&c->progress);
+        return 0;
+    }
+    now = deadline || c->reading ? now_ns() : 0;
     if (deadline && now >= deadline)
         return QB_CLIENT_TIMED_OUT;
     if (c->reading) {
@@ -183,14 +204,12 @@ static int step(qb_client *c, uint64_t deadline, uint64_t spin_until) {
             return deadline && until == deadline ? QB_CLIENT_TIMED_OUT : QB_CLIENT_INTERRUPTED;
         return 0;
     }
-    if (take(c)) {
-        pthread_cond_broadcast(&c->progress);
-        return 0;
-    }
+    uint32_t head = c->cq_head;
     c->reading = true;
-    if (!spin(c, spin_until))
-        result = sleep_on_pipe(c, deadline ? (int64_t)(deadline - now) : -1);
-    c->reading = false;
+    c->reader_wants_room = for_room;
+    if (!spin(c, head, spin_until))
+        result = sleep_on_pipe(c, head, deadline ? (int64_t)(deadline - now) : -1);
+    c->reading = c->reader_wants_room = false;
     pthread_cond_broadcast(&c->progress);
     return result;
 }
@@ -205,12 +224,14 @@ int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bool 
         qb_ticket *t = &c->tickets[c->free_ticket];
         uint64_t number = ++c->sequence << 16 | c->free_ticket;
         qb_sq_slot slot = {.binding = binding, .ticket = number, .deadline_ns = deadline_ns};
-        ring = push(c, &slot);
+        ring = push(c, &slot, 0);
         if (ring >= 0) {
             c->free_ticket = t->next_free;
             c->in_flight++;
             *t = (qb_ticket){.number = number, .state = QB_TICKET_PENDING, .watched = watched};
             *ticket = number;
+        } else {
+            c->lost = true; /* cancels leave room for every ticket: the broker's index is nonsense */
         }
     }
     bool lost = c->lost;
@@ -258,13 +279,13 @@ int qb_client_wait(qb_client *c, uint64_t ticket, int64_t timeout_ns, qb_cq_slot
             result = QB_CLIENT_LOST;
             break;
         }
-        uint32_t watched = c->watched_done;
-        result = step(c, deadline, spin_until);
-        if (!result && c->watched_done > watched)
-            result = QB_CLIENT_INTERRUPTED; /* the ring was for an event loop too: let it know */
-        if (result && t->state != QB_TICKET_DONE)
-            break;
-        result = 0;
+        result = step(c, deadline, spin_until, false);
+        if (result) {
+            t = find(c, ticket);
+            if (!t || t->state != QB_TICKET_DONE)
+                break;
+            result = 0;
+        }
         spin_until = 0;
     }
     pthread_mutex_unlock(&c->lock);
@@ -275,12 +296,10 @@ int qb_client_wait_room(qb_client *c, int64_t timeout_ns) {
     uint64_t deadline = deadline_of(timeout_ns);
     int result = 0;
     pthread_mutex_lock(&c->lock);
-    uint32_t before = c->in_flight, head = c->cq_head;
-    uint32_t taken = qb_load_acquire(&c->theirs->sq_head);
-    /* Room comes by a completion that is taken, by a ticket given back, or by a slot read. */
-    while (!result && c->in_flight >= before && c->cq_head == head &&
-           qb_load_acquire(&c->theirs->sq_head) == taken && c->free_ticket >= c->limit)
-        result = c->lost ? QB_CLIENT_LOST : step(c, deadline, 0);
+    c->room_waiters++;
+    while (!result && c->free_ticket >= c->limit)
+        result = c->lost ? QB_CLIENT_LOST : step(c, deadline, 0, true);
+    c->room_waiters--;
     pthread_mutex_unlock(&c->lock);
     return result;
 }
@@ -290,9 +309,11 @@ int qb_client_cancel(qb_client *c, uint64_t ticket) {
     pthread_mutex_lock(&c->lock);
     qb_ticket *t = find(c, ticket);
     if (t && (t->state == QB_TICKET_PENDING || t->state == QB_TICKET_ABANDONED)) {
+        /* Once is enough, and never the last slots: those are for the tickets that are free. */
         qb_sq_slot slot = {.ticket = ticket, .flags = QB_SUBMIT_CANCEL};
-        ring = push(c, &slot);
+        ring = t->cancelling ? 0 : push(c, &slot, c->limit);
         result = ring < 0 ? QB_CLIENT_WOULD_BLOCK : 0;
+        t->cancelling = !result;
     }
     pthread_mutex_unlock(&c->lock);
     if (ring > 0)
@@ -316,11 +337,8 @@ void qb_client_abandon(qb_client *c, uint64_t ticket) {
 int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
     uint32_t count = 0;
     pthread_mutex_lock(&c->lock);
-    if (!c->reading) {
-        int rung = qb_pipe_wait(c->pipe, -1, 0);
-        if (rung == -1)
-            c->lost = true;
-    }
+    if (!c->reading && qb_pipe_wait(c->pipe, -1, 0) == QB_PIPE_CLOSED)
+        c->lost = true;
     c->armed = true;
     qb_store_relaxed(&c->mine->sleeping, 1);
     qb_full_fence();
@@ -339,11 +357,20 @@ int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
     return result;
 }
 
-void qb_client_interrupt(qb_client *c) {
+void qb_client_unwatch(qb_client *c) {
     pthread_mutex_lock(&c->lock);
-    qb_doorbell_ring(c->wake);
+    c->armed = false;
+    if (!c->reading)
+        qb_store_relaxed(&c->mine->sleeping, 0);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void qb_client_close(qb_client *c) {
+    pthread_mutex_lock(&c->lock);
+    c->closed = true;
     pthread_cond_broadcast(&c->progress);
     pthread_mutex_unlock(&c->lock);
+    qb_doorbell_ring(c->wake); /* for whoever sleeps on the pipe */
 }
 
 uint32_t qb_client_in_flight(qb_client *c) {

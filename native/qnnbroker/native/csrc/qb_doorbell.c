@@ -60,24 +60,24 @@ int qb_waiter_wait(int waiter, uint64_t *keys, int n, int64_t timeout_ns) {
     return got < 0 ? 0 : got;
 }
 
-int qb_pipe_wait(int fd, int wake, int64_t timeout_ns) {
+enum qb_pipe_news qb_pipe_wait(int fd, int wake, int64_t timeout_ns) {
     char rung[512];
-    ssize_t got;
-    struct pollfd fds[2] = {{.fd = fd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};
+    struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};
     struct timespec ts = {timeout_ns / 1000000000, timeout_ns % 1000000000};
-    int ready = ppoll(fds, 2, timeout_ns < 0 ? NULL : &ts, NULL);
+    int ready = ppoll(p, 2, timeout_ns < 0 ? NULL : &ts, NULL);
     if (ready == 0)
-        return 0;
+        return QB_PIPE_TIMED_OUT;
     if (ready < 0)
-        return errno == EINTR ? -2 : -1;
-    if (!fds[0].revents)
-        return -2;
-    got = read(fd, rung, sizeof rung);
+        return errno == EINTR ? QB_PIPE_INTERRUPTED : QB_PIPE_CLOSED;
+    if (!p[0].revents) {
+        uint64_t count;
+        return read(wake, &count, sizeof count) < 0 && errno == EINTR ? QB_PIPE_INTERRUPTED
+                                                                      : QB_PIPE_WOKEN;
+    }
+    ssize_t got = read(fd, rung, sizeof rung);
     if (got > 0)
-        return 1;
+        return QB_PIPE_RUNG;
     if (got < 0 && errno == EINTR)
-        return -2;
-    if (got < 0 && errno == EAGAIN)
-        return 1; /* non-blocking (somebody else took the ring): look again */
-    return -1;
+        return QB_PIPE_INTERRUPTED;
+    return got < 0 && errno == EAGAIN ? QB_PIPE_RUNG : QB_PIPE_CLOSED;
 }

@@ -27,7 +27,13 @@ void qb_waiter_remove(int waiter, int doorbell);
 /* Up to n keys of doorbells that rang; timeout_ns < 0 waits for ever. EINTR is an empty wake. */
 int qb_waiter_wait(int waiter, uint64_t *keys, int n, int64_t timeout_ns);
 
-/* Waits for the pipe to be rung and empties it; timeout_ns < 0 waits for ever. `wake` is an eventfd of
- * our own that ends the wait, -1 for none. 1 rung, 0 timed out, -1 closed by the broker, -2 interrupted
- * by a signal or by `wake`. */
-int qb_pipe_wait(int fd, int wake, int64_t timeout_ns);
+/* Waits for the pipe to be rung and empties it. wake: an eventfd that ends the wait too, and is
+ * emptied; -1 for none. timeout_ns < 0 waits for ever. */
+enum qb_pipe_news {
+    QB_PIPE_TIMED_OUT,
+    QB_PIPE_RUNG,
+    QB_PIPE_WOKEN,
+    QB_PIPE_INTERRUPTED, /* by a signal */
+    QB_PIPE_CLOSED,      /* by the broker */
+};
+enum qb_pipe_news qb_pipe_wait(int fd, int wake, int64_t timeout_ns);
