@@ -18,8 +18,9 @@ uint64_t qb_now_ns(void) {
 }
 
 static uint32_t status_of(uint64_t qnn_code) {
+    if (!qnn_code)
+        return QB_OK;
     switch (qnn_code & 0xffff) {
-    case 0: return QB_OK;
     case 1000: return QB_UNSUPPORTED;
     case 1002:
     case 1010: return QB_NPU_MEMORY;
@@ -72,18 +73,36 @@ static void run(qb_executor *ex, qb_submission *sub) {
     uint64_t start = qb_now_ns(), end, code = 0;
     bool prioritise = graph && graph->set_priority && graph->priority != ex->band[band].priority;
     bool is_short = graph && graph->run_count > 2 && graph->median_ns <= ex->spin_limit_ns;
+    uint64_t unwatched = 0;
     qb_sched_age(ex, start);
     b->running++;
     ex->band[band].running++;
     if (graph)
         graph->running++;
-    /* Somebody must watch the doorbells meanwhile, unless this is over before they could. */
-    if (!ex->leading && (!is_short || qb_sched_has_queued(ex)))
-        qb_wake_follower(ex);
+    if (prioritise) /* keeps every other band off this graph until it is done */
+        graph->priority = QB_PRIORITY_CHANGING;
+    /* Somebody must watch the doorbells meanwhile, unless this is over before they could; and what
+     * can start beside this must not wait for its end. */
+    bool queued = qb_sched_has_queued(ex);
+    if (!ex->leading && is_short && !queued) {
+        unwatched = ex->unwatched = ++ex->unwatched_count;
+        ex->unwatched_since = start;
+        if (!ex->deputy)
+            qb_wake_follower(ex);
+    } else if (!ex->leading || (queued && qb_sched_can_pick(ex))) {
+        qb_wake_worker(ex);
+    }
     pthread_mutex_unlock(&ex->lock);
 
     if (prioritise) {
         code = graph->set_priority(graph, ex->band[band].priority);
+        pthread_mutex_lock(&ex->lock);
+        if (!code) {
+            graph->priority = ex->band[band].priority;
+            if (qb_sched_has_queued(ex) && qb_sched_can_pick(ex))
+                qb_wake_worker(ex);
+        }
+        pthread_mutex_unlock(&ex->lock);
         start = qb_now_ns();
     }
     if (!code)
@@ -91,27 +110,24 @@ static void run(qb_executor *ex, qb_submission *sub) {
     end = qb_now_ns();
 
     pthread_mutex_lock(&ex->lock);
+    if (unwatched && ex->unwatched == unwatched)
+        ex->unwatched = 0;
     qb_sched_age(ex, end);
     sub->queue_ns = start - sub->queued_ns;
     sub->execute_ns = end - start;
     b->running--;
     ex->band[band].running--;
-    if (graph) {
+    if (graph)
         graph->running--;
-        if (prioritise && !code)
-            graph->priority = ex->band[band].priority;
-    }
     if (code)
         b->last_error = code;
     record(graph, s, sub, end, !code);
     qb_sched_charge(s, band, sub->execute_ns);
     if (graph && graph->median_ns <= ex->spin_limit_ns)
         ex->spin_until = end + ex->spin_ns;
+    /* What waited for this graph, binding or band may start now: this thread looks next, and wakes
+     * another one for the rest when it starts something itself. */
     qb_complete(ex, sub, status_of(code), code);
-    /* What waited for this graph or binding may be startable in another band: this thread takes one,
-     * somebody else must look for the rest. */
-    if (ex->followers && qb_sched_has_queued(ex))
-        qb_wake_follower(ex);
 }
 
 /* Takes one submission through. */
@@ -146,15 +162,57 @@ bool qb_wake_follower(qb_executor *ex) {
     return true;
 }
 
-/* Waits to be wanted. The lock is held on entry and on return, not in between. */
-static void follow(qb_executor *ex) {
-    qb_follower me = {.wanted = PTHREAD_COND_INITIALIZER, .next = ex->followers};
+/* Does a short execute that nobody watches the doorbells beside take its time? */
+static bool unwatched_for_long(const qb_executor *ex) {
+    return ex->unwatched && qb_now_ns() - ex->unwatched_since >= QB_DEPUTY_TICK_NS;
+}
+
+/* Waits to be wanted, or until the time comes (0: never). */
+static void wait_wanted(qb_executor *ex, uint64_t until_ns) {
+    struct timespec ts = {(time_t)(until_ns / 1000000000u), (long)(until_ns % 1000000000u)};
+    qb_follower me = {.next = ex->followers};
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&me.wanted, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     ex->followers = &me;
-    while (!me.is_wanted)
-        pthread_cond_wait(&me.wanted, &ex->lock);
+    for (int result = 0; !me.is_wanted && !result;)
+        result = until_ns ? pthread_cond_timedwait(&me.wanted, &ex->lock, &ts)
+                          : pthread_cond_wait(&me.wanted, &ex->lock);
+    if (!me.is_wanted) {
+        qb_follower **at = &ex->followers;
+        while (*at != &me)
+            at = &(*at)->next;
+        *at = me.next;
+    }
     pthread_cond_destroy(&me.wanted);
 }
 
+/* Nobody who finds nothing to do may sleep past the end of a hold, which nothing else tells. And while
+ * there are executes with nobody at the doorbells, one follower, the deputy, looks now and then; it
+ * goes on for some time after the last one, so that not each has to wake it. */
+static void follow(qb_executor *ex) {
+    uint64_t until = 0;
+    if (ex->hold_until && ex->hold_until > qb_now_ns())
+        until = ex->hold_until;
+    if (ex->deputy || (!ex->unwatched && !ex->deputy_ticks)) {
+        wait_wanted(ex, until);
+        return;
+    }
+    uint64_t tick = (ex->unwatched ? ex->unwatched_since : qb_now_ns()) + QB_DEPUTY_TICK_NS;
+    ex->deputy = true;
+    ex->deputy_ticks = ex->unwatched ? QB_DEPUTY_TICKS : ex->deputy_ticks - 1;
+    wait_wanted(ex, until && until < tick ? until : tick);
+    ex->deputy = false;
+}
+
+/* Invariants, whenever the lock is free (a woken thread counts as awake, until it has looked):
+ *  1. If something can start, some thread is awake. Who starts one thing wakes somebody for the next;
+ *     who sleeps has just looked; what makes something startable from outside calls qb_wake_worker;
+ *     the end of a hold is in the timeouts.
+ *  2. Somebody watches the doorbells, or is awake and will, or an execute is under way that has always
+ *     been short, and a deputy looks after that. There is one thread more than can execute. */
 static void *worker(void *arg) {
     qb_executor *ex = arg;
     pthread_mutex_lock(&ex->lock);
@@ -164,7 +222,8 @@ static void *worker(void *arg) {
             handle(ex, sub);
         } else if (ex->stopping) {
             break;
-        } else if (!ex->leading) {
+        } else if (!ex->leading && (!ex->unwatched || unwatched_for_long(ex))) {
+            ex->unwatched = 0;
             ex->leading = true;
             qb_lead(ex);
             ex->leading = false;

@@ -7,6 +7,13 @@
 #include "qb_executor.h"
 #include "qb_ring.h"
 
+/* The priority of a graph while it is being set: no band's. */
+#define QB_PRIORITY_CHANGING UINT32_MAX
+/* How often the deputy looks: an execute that was wrongly thought short keeps the doorbells unwatched
+ * for no longer than that. */
+#define QB_DEPUTY_TICK_NS 10000000u
+#define QB_DEPUTY_TICKS 10u
+
 /* Something that waits in the event list; embedded, so that posting never allocates. */
 typedef struct qb_node {
     struct qb_node *next;
@@ -110,6 +117,10 @@ struct qb_executor {
 
     bool leading;       /* somebody watches the doorbells */
     bool leader_sleeps; /* and is about to wait, or waits */
+    /* A short execute under way without a leader, by number (0: none); its thread leads after it. */
+    uint64_t unwatched, unwatched_count, unwatched_since;
+    bool deputy;           /* a follower keeps an eye on that */
+    uint32_t deputy_ticks; /* how often it still looks without a reason */
     int waiter, wake;   /* the epoll, and the eventfd that wakes its leader */
     uint64_t spin_ns, spin_limit_ns, spin_until;
     qb_session *awake; /* sessions whose rings are polled, not rung */

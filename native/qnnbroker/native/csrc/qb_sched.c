@@ -114,8 +114,12 @@ qb_submission *qb_sched_pick(qb_executor *ex) {
     qb_session *s = turn(ex, &b);
     if (!s)
         return NULL;
-    if (s->vtime[b] > ex->band[b].vclock) /* never back: one that could not start may be behind */
+    /* The clock never goes back, and one that is behind it, because it could not start, has no credit
+     * for that time. */
+    if (s->vtime[b] > ex->band[b].vclock)
         ex->band[b].vclock = s->vtime[b];
+    else
+        s->vtime[b] = ex->band[b].vclock;
     /* Equal virtual times take turns: the next scan starts behind the one chosen. */
     ex->band[b].sessions = s->band_next[b];
     return unlink_after(s, b, NULL);
