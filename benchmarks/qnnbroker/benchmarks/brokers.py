@@ -28,11 +28,13 @@ class Broker:
 
 
 @contextlib.contextmanager
-def broker(backend: Literal["fake", "qnn"], **options: object) -> Iterator[Broker]:
+def broker(
+    backend: Literal["fake", "qnn"], *, switches: str = "", **options: object
+) -> Iterator[Broker]:
     """A broker as `qnnbroker serve` starts it, over the fake or the real library.
 
-    The fake keeps no record of its calls here, which would cost more than a null graph. `options`
-    are those of `serve`, with underscores.
+    The fake keeps no record of its calls here, which would cost more than a null graph; `switches`
+    are further ones of it. `options` are those of `serve`, with underscores.
 
     Raises:
         RuntimeError: it did not start; the text is its last line.
@@ -53,7 +55,7 @@ def broker(backend: Literal["fake", "qnn"], **options: object) -> Iterator[Broke
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
                     pass_fds=[theirs],
-                    env=os.environ | {SWITCHES_ENV: "record=off"},
+                    env=os.environ | {SWITCHES_ENV: f"record=off,{switches}"},
                 )
             finally:
                 os.close(theirs)

@@ -92,6 +92,8 @@ static uint64_t map_place(struct fake_call *call, const struct place *place,
     }
     registration->map =
         mmap(NULL, place->total, PROT_READ | PROT_WRITE, MAP_SHARED, registration->fd, 0);
+    close(registration->fd); /* the mapping is all it takes */
+    registration->fd = -1;
     if (registration->map == MAP_FAILED) {
         registration->map = NULL;
         fake_why(call, "the fd cannot be mapped for reading and writing");
