@@ -151,14 +151,18 @@ def test_binaries_of_two_classes_are_not_loaded_into_one_process(
         model.graph.bind().run()
 
 
-def test_a_binary_with_shared_weights_is_refused_where_it_would_crash(
-    session: Session, make_model: MakeModel, shared_broker: BrokerProcess
+def test_graphs_that_share_weights_run_side_by_side(
+    session: Session, make_model: MakeModel
 ) -> None:
-    a, b, y = (FakeTensor(n, "float32", (4,)) for n in "aby")
-    graphs = [FakeGraph(n, (a, b), (y,), shared_weight_bytes=4096) for n in ("one", "two")]
-    before = len(shared_broker.calls("contextCreateFromBinary"))
-    assert refused(session, make_model("shared", *graphs)) == ("Unsupported", "SHARED_WEIGHTS")
-    assert len(shared_broker.calls("contextCreateFromBinary")) == before
+    tensors = [FakeTensor(n, "float32", SHAPE) for n in "aby"]
+    graphs = [
+        FakeGraph(name, (tensors[0], tensors[1]), (tensors[2],), ("add",), shared_weight_bytes=4096)
+        for name in ("one", "two")
+    ]
+    a, b = numbers(6)
+    with session.load(make_model("shared", *graphs)) as model:
+        for graph in model.graphs.values():
+            assert (graph.run({"a": a, "b": b})["y"] == a + b).all()
 
 
 def test_a_dtype_that_has_no_place_is_refused(session: Session, make_model: MakeModel) -> None:

@@ -154,6 +154,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             # The caller went away or cancelled: its share must not stay behind.
             if not delivered:
                 self._service.abandon_load(task)
+            del task  # the frames of an error in it hold this one: a cycle would keep them all
 
     @unary
     async def UnloadModel(
