@@ -57,6 +57,8 @@ def show(
     counters: dict[str, int],
 ) -> None:
     """The same for people."""
+    from qnnbroker.v1 import attach_pb2
+
     from .models import print_models
     from .output import print_fields, print_line, print_table, show_bytes, show_seconds
     from .sessions import print_sessions
@@ -68,6 +70,10 @@ def show(
         ("runtime dir", info.runtime_dir),
         ("up", show_seconds(info.uptime_seconds)),
     ]
+    rows.append(
+        ("buffers", f"{'rpcmem' if info.buffer_kind == 2 else 'memfd'}: {info.buffer_detail}")
+    )
+    rows.append(("clocks", clocks(info.power)))
     if memory is None:
         rows.append(("memory", "not readable for this user"))
     else:
@@ -107,6 +113,14 @@ def show(
     print_line()
     shown = {k: v for k, v in counters.items() if not k.startswith("native_")}
     print_fields("Counters", [(name, value) for name, value in sorted(shown.items())])
+
+
+def clocks(power: "control_pb2.PowerInfo") -> str:
+    """The mode that the broker votes for, and where most of the time went."""
+    now = f"{power.mode or 'no vote'} (ceiling {power.ceiling})"
+    most = max(power.seconds, key=power.seconds.__getitem__, default="none")
+    now += f", most time in {most}" if most != "none" else ""
+    return f"{now}; {power.detail}" if power.detail else now
 
 
 def vtcm(backend: Any) -> str:
