@@ -156,7 +156,15 @@ def shrink(path: Path) -> None:
     os.truncate(path, 10)
 
 
-@pytest.mark.parametrize("change", [replace, rewrite, grow, shrink])
+def test_a_file_that_is_replaced_is_still_what_was_opened(model: Path) -> None:
+    content = model.read_bytes()
+    with ModelFile.open(model) as file:
+        replace(model)
+        file.check_unchanged()
+        assert file.read(0, len(content)) == content
+
+
+@pytest.mark.parametrize("change", [rewrite, grow, shrink])
 def test_a_change_since_it_was_opened_is_seen(model: Path, change: Callable[[Path], None]) -> None:
     os.utime(model, ns=(1, 1))
     with ModelFile.open(model) as file:

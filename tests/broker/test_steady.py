@@ -80,14 +80,22 @@ def test_a_lease_holds_back_who_would_change_the_file(
 def test_a_lease_is_of_the_file_whatever_its_names(path: Path, held: SteadyFile) -> None:
     other = path.with_name("hard link")
     other.hardlink_to(path)
-    with pytest.raises(InvalidRequest, match="was changed"):
-        held.hold()  # the number of its names is part of what a file looked like
-    with SteadyFile(ModelFile.open(other)) as file:
-        assert file.hold()
-        with writing(path, truncate):
-            wait_until(lambda: not file.safe, "somebody waits to write")
-            assert content_of(file) == CONTENT
-            file.settle(keep=False)
+    path.unlink()
+    assert held.hold()
+    with writing(other, truncate):
+        wait_until(lambda: not held.safe, "somebody waits to write")
+        assert content_of(held) == CONTENT
+        held.settle(keep=False)
+
+
+def test_a_range_of_a_file_that_was_written_since_is_refused(path: Path) -> None:
+    file = ModelFile.open(path)
+    file.narrow(100, 333)
+    path.write_bytes(CONTENT + b"more")
+    with SteadyFile(file) as held, pytest.raises(InvalidRequest, match="was changed"):
+        held.hold()
+    with SteadyFile(ModelFile.open(path)) as held:
+        assert held.hold()
 
 
 def test_what_a_writer_was_held_back_from_is_loaded_from_a_copy(

@@ -29,10 +29,10 @@ os._exit(0)
 """
 
 
-def run_by_onnxruntime(wrapper: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def run_by_onnxruntime(wrapper: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What ONNX Runtime, in a process of its own, answers."""
     given, answers = wrapper.with_suffix(".in.npz"), wrapper.with_suffix(".out.npz")
-    np.savez(given, **feeds)
+    np.savez(given, allow_pickle=False, **feeds)
     command = [sys.executable, "-c", _RUN, str(wrapper), str(given), str(answers)]
     examples = Path(__file__).parents[2] / "examples"
     done = subprocess.run(command, cwd=examples, capture_output=True, text=True, timeout=120)

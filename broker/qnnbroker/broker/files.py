@@ -36,6 +36,11 @@ class FileIdentity:
     offset: int = 0
     length: int = -1
 
+    @property
+    def content(self) -> "FileIdentity":
+        """The same without what changes with the file's names, too."""
+        return replace(self, ctime_ns=0)
+
 
 class ModelFile:
     """A range of a regular file, opened read-only. Close it, or use it as a context manager.
@@ -160,16 +165,24 @@ class ModelFile:
             ) from error
 
     def check_unchanged(self) -> None:
-        """Refuses when the file changed since it was opened.
+        """Refuses when the file was written since it was opened.
 
         Raises:
             InvalidRequest: reason BAD_FILE.
         """
+        if self.look().content != self.identity.content:
+            raise self.changed()
+
+    def look(self) -> FileIdentity:
+        """What the file is now, of the range that is meant."""
         now = self._identify(self.path, self.fd)
-        if replace(now, offset=self.identity.offset, length=self.identity.length) != self.identity:
-            raise InvalidRequest(
-                f"{str(self.path)!r} was changed while it was loaded", reason="BAD_FILE"
-            )
+        return replace(now, offset=self.identity.offset, length=self.identity.length)
+
+    def changed(self) -> InvalidRequest:
+        """The error for a file that is no longer what it was."""
+        return InvalidRequest(
+            f"{str(self.path)!r} was changed while it was loaded", reason="BAD_FILE"
+        )
 
     def close(self) -> None:
         """Idempotent."""

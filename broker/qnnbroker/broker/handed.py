@@ -4,13 +4,13 @@
 import asyncio
 from pathlib import Path
 
-from qnnbroker.protos.errors import InvalidRequest, LimitExceeded
+from qnnbroker.protos.errors import InvalidRequest
 
 from .files import ModelFile
 from .ids import IdTable
 from .layouts import Gathering, OpenedModel
 
-#: Models of one session whose files were handed over and that were not loaded yet.
+#: Models of one session that were handed over and not loaded; the oldest goes when there are more.
 MAX_HANDED = 16
 
 
@@ -19,6 +19,7 @@ class HandedFiles:
 
     def __init__(self) -> None:
         self._ids: IdTable[Gathering] = IdTable("file", "FILE_MISSING")
+        self._order: list[int] = []  # of their coming
         self._closed = False
 
     def __len__(self) -> int:
@@ -31,31 +32,33 @@ class HandedFiles:
             Its id, and what else is wanted: (name, whether it may be missing).
 
         Raises:
-            LimitExceeded: too many were handed over and not loaded.
             BrokerError: by what is wrong with it.
         """
         file = ModelFile.adopt(Path(path), fd, own=False)
-        if len(self._ids) >= MAX_HANDED:
-            file.close()
-            raise LimitExceeded(
-                f"{len(self._ids)} models were handed over and not loaded, the limit is "
-                f"{MAX_HANDED}"
-            )
         gathering = await read_off_loop(file)
         if self._closed:
             gathering.close()
             raise InvalidRequest("the session ended while the file was read")
-        ids: list[int] = []
+        if len(self._order) >= MAX_HANDED:
+            self._drop(self._order[0])
+        self._ids.add(lambda id: self._keep(id, gathering))
+        return self._order[-1], gathering.wanted()
 
-        def keep(id: int) -> Gathering:
-            ids.append(id)
-            return gathering
+    def _keep(self, file_id: int, gathering: Gathering) -> Gathering:
+        self._order.append(file_id)
+        return gathering
 
-        self._ids.add(keep)
-        return ids[0], gathering.wanted()
+    def _drop(self, file_id: int) -> None:
+        self._order.remove(file_id)
+        self._ids.remove(file_id).close()
 
     def add(self, file_id: int, name: str, fd: int | None) -> list[tuple[str, bool]]:
-        """A file that was wanted; without an fd the client has none. What is wanted still."""
+        """A file that was wanted; without an fd the client has none. What is wanted still.
+
+        Raises:
+            NotFound, LeaseRevoked: no such id.
+            BrokerError: by what is wrong with the file; the whole model is given up.
+        """
         file = None if fd is None else ModelFile.adopt(Path(name), fd, own=False)
         try:
             gathering = self._ids.get(file_id)
@@ -63,7 +66,11 @@ class HandedFiles:
             if file is not None:
                 file.close()
             raise
-        gathering.add(name, file)
+        try:
+            gathering.add(name, file)
+        except BaseException:
+            self._drop(file_id)
+            raise
         return gathering.wanted()
 
     def take(self, file_id: int) -> OpenedModel:
@@ -73,13 +80,15 @@ class HandedFiles:
             NotFound, LeaseRevoked: no such id, or it was loaded already.
             InvalidRequest: something is still wanted.
         """
-        return self._ids.remove(file_id).finish()
+        gathering = self._ids.remove(file_id)
+        self._order.remove(file_id)
+        return gathering.finish()
 
     def close(self) -> None:
         """Idempotent."""
         self._closed = True
-        for gathering in self._ids:
-            gathering.close()
+        while self._order:
+            self._drop(self._order[0])
 
 
 async def read_off_loop(file: ModelFile) -> Gathering:

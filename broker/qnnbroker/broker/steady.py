@@ -84,10 +84,10 @@ class SteadyFile:
         return self.copied or (self._lease is not None and self._lease.held)
 
     def hold(self) -> bool:
-        """Takes the lease, if it is to be had; whether it was. The file may be another version.
+        """Takes the lease, if it is to be had; whether it was. What the file is now is meant.
 
         Raises:
-            InvalidRequest: reason BAD_FILE; it changed since it was opened.
+            InvalidRequest: reason BAD_FILE; a range of it is meant, and it was written since.
         """
         if self.safe:
             return True
@@ -107,10 +107,14 @@ class SteadyFile:
             log.debug("no description of our own of %s: %s", self.file.path, error)
             return False
         try:
-            self.file.check_unchanged()
+            now = self.file.look()
+            # Of a range we know where it lies from what the file was then.
+            if self.file.identity.length >= 0 and now.content != self.file.identity.content:
+                raise self.changed()
         except BaseException:
             self._release()
             raise
+        self.file.identity = now
         return True
 
     def copy(self, progress: Progress | None = None) -> str:
@@ -176,9 +180,7 @@ class SteadyFile:
 
     def changed(self) -> InvalidRequest:
         """The error for a file that is no longer what it was."""
-        return InvalidRequest(
-            f"{str(self.file.path)!r} was changed while it was loaded", reason="BAD_FILE"
-        )
+        return self.file.changed()
 
     def map(self) -> Region:
         """The range, mapped read-only; safe to touch as long as this is held."""
