@@ -70,9 +70,8 @@ def show(
         ("runtime dir", info.runtime_dir),
         ("up", show_seconds(info.uptime_seconds)),
     ]
-    rows.append(
-        ("buffers", f"{'rpcmem' if info.buffer_kind == 2 else 'memfd'}: {info.buffer_detail}")
-    )
+    kind = "rpcmem" if info.buffer_kind == attach_pb2.BUFFER_KIND_RPCMEM else "memfd"
+    rows.append(("buffers", f"{kind} ({info.buffer_detail})"))
     rows.append(("clocks", clocks(info.power)))
     if memory is None:
         rows.append(("memory", "not readable for this user"))
