@@ -42,8 +42,8 @@ class BrokerProcess:
 
 
 @contextmanager
-def running_broker(runtime_dir: Path) -> Iterator[BrokerProcess]:
-    """Starts a broker, waits until it is ready, kills it in the end."""
+def running_broker(runtime_dir: Path, *words: str) -> Iterator[BrokerProcess]:
+    """Starts a broker, waits until it is ready, kills it in the end. `words`: of the fake."""
     faults = FakeControl(runtime_dir / "faults")
     reader, writer = os.pipe()
     config = {
@@ -55,7 +55,7 @@ def running_broker(runtime_dir: Path) -> Iterator[BrokerProcess]:
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "qnnbroker.broker", json.dumps(config)],
-        env=os.environ | {SWITCHES_ENV: switches(control=str(faults.path))},
+        env=os.environ | {SWITCHES_ENV: switches(*words, control=str(faults.path))},
         pass_fds=[writer],
     )
     os.close(writer)
@@ -81,9 +81,11 @@ def runtime_dir() -> Iterator[Path]:
         yield directory
 
 
-@pytest.fixture(scope="module")
-def shared_broker() -> Iterator[BrokerProcess]:
-    with short_directory() as directory, running_broker(directory) as running:
+@pytest.fixture(scope="module", params=["raw", "registered"])
+def shared_broker(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
+    """Everything is the same whether tensors are used by address or by memory handle."""
+    words = ["mem_register=on"] if request.param == "registered" else []
+    with short_directory() as directory, running_broker(directory, *words) as running:
         yield running
 
 
@@ -94,6 +96,7 @@ def broker(shared_broker: BrokerProcess) -> Iterator[BrokerProcess]:
     shared_broker.faults.set("unhang")
     control = Control(str(shared_broker.runtime_dir / paths.GRPC_SOCKET))
     nouns = ("sessions", "sessions_closing", "buffers", "bindings", "models", "in_flight")
+    nouns += ("registrations", "native_registrations")
 
     def nothing() -> bool:
         counters = control.statistics(30).counters
