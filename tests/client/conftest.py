@@ -95,8 +95,8 @@ def broker(shared_broker: BrokerProcess) -> Iterator[BrokerProcess]:
     yield shared_broker
     shared_broker.faults.set("unhang")
     control = Control(str(shared_broker.runtime_dir / paths.GRPC_SOCKET))
-    nouns = ("sessions", "sessions_closing", "buffers", "bindings", "models", "in_flight")
-    nouns += ("registrations", "native_registrations")
+    nouns = [*"sessions sessions_closing buffers bindings models in_flight".split()]
+    nouns += ["registrations", "native_registrations"]
 
     def nothing() -> bool:
         counters = control.statistics(30).counters
