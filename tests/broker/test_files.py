@@ -207,6 +207,7 @@ def test_a_file_is_hashed_once_and_progress_is_told(
     model: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "CHUNK_BYTES", 4000)
+    monkeypatch.setattr(files, "PIECE_BYTES", 4000)
     told: list[tuple[int, int]] = []
 
     async def work() -> None:

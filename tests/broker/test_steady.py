@@ -236,19 +236,20 @@ def test_anothers_file_that_is_resident_is_known_by_its_times(
 def test_a_file_that_changes_while_it_is_hashed_is_hashed_as_it_was(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qnnbroker.broker.files.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("qnnbroker.broker.files.PIECE_BYTES", 1000)
     with ThreadPoolExecutor(1) as threads, SteadyFile(ModelFile.open(path)) as held:
         reads: list[threading.Thread] = []
-        plain = ModelFile.read
+        plain = ModelFile.pieces
 
-        def read(self: ModelFile, offset: int, length: int) -> bytes:
-            if offset == 2000 and not reads:
-                reads.append(threading.Thread(target=truncate, args=(path,)))
-                reads[0].start()
-                wait_until(lambda: not held.safe, "somebody waits to write")
-            return plain(self, offset, length)
+        def pieces(self: ModelFile) -> Iterator[tuple[int, memoryview]]:
+            for offset, piece in plain(self):
+                if offset == 2000 and not reads:
+                    reads.append(threading.Thread(target=truncate, args=(path,)))
+                    reads[0].start()
+                    wait_until(lambda: not held.safe, "somebody waits to write")
+                yield offset, piece
 
-        monkeypatch.setattr(ModelFile, "read", read)
+        monkeypatch.setattr(ModelFile, "pieces", pieces)
         assert run_hash(held, HashCache(threads)) == DIGEST
         assert held.copied
         assert content_of(held) == CONTENT

@@ -8,12 +8,11 @@ that is asked for, from a heap copy. Every step down is counted, and logged the 
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from qnnbroker.protos.errors import Unsupported
 
 from .backends.base import Backend, BackendContext, BinarySpec
-from .files import CHUNK_BYTES
 from .steady import SteadyFile
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Creator:
         """
         if self._mode == "off":
             heap = bytearray(file.size_bytes)
-            for offset, piece in self._pieces(file):
+            for offset, piece in file.file.pieces():
                 heap[offset : offset + len(piece)] = piece
             return self._counted("heap", self._backend.create_context(heap, spec, enable_graphs))
         if not self._refused:
@@ -78,12 +77,6 @@ class Creator:
         except BaseException:
             region.close()
             raise
-
-    def _pieces(self, file: SteadyFile) -> Iterator[tuple[int, bytes]]:
-        done = 0
-        while chunk := file.file.read(done, CHUNK_BYTES):
-            yield done, chunk
-            done += len(chunk)
 
     def _counted(self, how: str, native: BackendContext) -> BackendContext:
         with self._lock:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,9 @@ from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound
 
 #: Bytes hashed between two progress reports.
 CHUNK_BYTES = 8 * 1024 * 1024
+#: Read at a time: a buffer that stays in the cache is twice as fast as a large one, and leaves
+#: nothing behind in the heap.
+PIECE_BYTES = 256 * 1024
 #: A file that changed less than this ago could change again with the times staying the same, since
 #: the kernel stamps them with its tick (4 to 10 ms).
 SETTLED_NS = 100_000_000
@@ -164,6 +167,26 @@ class ModelFile:
                 f"cannot read {str(self.path)!r}: {error.strerror}", reason="BAD_FILE"
             ) from error
 
+    def pieces(self) -> Iterator[tuple[int, memoryview]]:
+        """All of the range: (offset, bytes), the bytes good until the next piece. Blocks.
+
+        Raises:
+            InvalidRequest: reason BAD_FILE; it cannot be read. A file that shrank just ends early.
+        """
+        done, buffer = 0, bytearray(min(PIECE_BYTES, self.size_bytes))
+        view = memoryview(buffer)
+        while left := min(len(buffer), self.size_bytes - done):
+            try:
+                count = os.preadv(self.fd, [view[:left]], self.identity.offset + done)
+            except OSError as error:
+                raise InvalidRequest(
+                    f"cannot read {str(self.path)!r}: {error.strerror}", reason="BAD_FILE"
+                ) from error
+            if not count:
+                return
+            yield done, view[:count]
+            done += count
+
     def check_unchanged(self) -> None:
         """Refuses when the file was written since it was opened.
 
@@ -246,11 +269,13 @@ class HashCache:
         settled = time.time_ns() - opened.identity.ctime_ns > SETTLED_NS
 
         def work() -> str:
-            digest, done = hashlib.sha256(), 0
-            while chunk := opened.read(done, CHUNK_BYTES):
-                digest.update(chunk)
-                done += len(chunk)
-                loop.call_soon_threadsafe(progress, done, opened.size_bytes)
+            digest, told = hashlib.sha256(), 0
+            for offset, piece in opened.pieces():
+                digest.update(piece)
+                done = offset + len(piece)
+                if done - told >= CHUNK_BYTES or done == opened.size_bytes:
+                    loop.call_soon_threadsafe(progress, done, opened.size_bytes)
+                    told = done
             opened.check_unchanged()
             return digest.hexdigest()
 

@@ -174,9 +174,10 @@ class ModelTable:
                 lambda done, total: progress(pb.LOAD_STAGE_HASHING, done, total),
                 self._contexts.is_resident,
             )
-            await asyncio.get_running_loop().run_in_executor(
-                self._hashes.threads, opened.check_manifest, digest
-            )
+            if opened.manifest is not None:
+                await asyncio.get_running_loop().run_in_executor(
+                    self._hashes.threads, opened.check_manifest, digest
+                )
             name = name or source.name.split(".")[0].removesuffix("_ctx")
             key = ContextKey(digest, tuple(sorted(set(enable_graphs))))
             context, shared = await self._contexts.acquire(opened.binary, key, name, progress)

@@ -144,17 +144,18 @@ class SteadyFile:
         return digest
 
     def _copy_to(self, fd: int, size: int, progress: Progress | None) -> str:
-        digest, done = hashlib.sha256(), 0
+        digest, done, told = hashlib.sha256(), 0, 0
         try:
             os.posix_fallocate(fd, 0, size)
-            while chunk := self.file.read(done, CHUNK_BYTES):
-                digest.update(chunk)
-                written = 0
-                while written < len(chunk):
-                    written += os.pwrite(fd, chunk[written:], done + written)
-                done += len(chunk)
-                if progress is not None:
-                    progress(done, size)
+            for offset, piece in self.file.pieces():
+                digest.update(piece)
+                while piece:
+                    count = os.pwrite(fd, piece, offset)
+                    offset, piece = offset + count, piece[count:]
+                if progress is not None and (offset - told >= CHUNK_BYTES or offset == size):
+                    progress(offset, size)
+                    told = offset
+                done = offset
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise
@@ -194,10 +195,9 @@ class SteadyFile:
         """
         if not self.hold():
             return self.copy()
-        digest, done = hashlib.sha256(), 0
-        while chunk := self.file.read(done, CHUNK_BYTES):
-            digest.update(chunk)
-            done += len(chunk)
+        digest = hashlib.sha256()
+        for _, piece in self.file.pieces():
+            digest.update(piece)
         if not self.safe:
             raise self.changed()
         return digest.hexdigest()
