@@ -47,7 +47,11 @@ async def run(binding: Binding, *, timeout: float | None = None) -> Timing:
     watcher = _watcher(hot)
     while True:
         try:
-            return await watcher.run(binding.binding_id, deadline_ns)
+            binding.hand_over()
+            try:
+                return await watcher.run(binding.binding_id, deadline_ns)
+            finally:
+                binding.take_back()
         except WouldBlock as error:
             if time.monotonic_ns() >= deadline_ns:
                 raise DeadlineExpired(

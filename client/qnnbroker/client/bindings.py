@@ -147,7 +147,7 @@ class Binding:
         self.check()
         hot = self._session.hot_path()
         deadline_ns = self._deadline(timeout)
-        to_device(self._synchronised)
+        self.hand_over()
         while True:
             try:
                 return Submission(hot, self, hot.submit(self._binding_id, deadline_ns))
@@ -162,8 +162,12 @@ class Binding:
         """
         self.check()
         hot = self._session.hot_path()
-        to_device(self._synchronised)
+        self.hand_over()
         return Submission(hot, self, hot.submit(self._binding_id, self._deadline(timeout)))
+
+    def hand_over(self) -> None:
+        """Before a submission: what the CPU wrote becomes visible to the device."""
+        to_device(self._synchronised)
 
     def take_back(self) -> None:
         """After a submission: what the device wrote becomes visible. Nothing to do on memfds."""
