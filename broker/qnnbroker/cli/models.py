@@ -26,17 +26,21 @@ _STAGES = {1: "hashing", 2: "mapping", 3: "creating the context", 4: "ready", 5:
     cls=Command,
     examples=[
         ("qnnbroker ls", "what is in memory"),
+        ("qnnbroker ls --all", "also what was, and the loads that failed"),
         ("qnnbroker ls --json | jq -r '.models[].names[]'", "the names alone"),
     ],
 )
-def ls() -> None:
+@click.option(
+    "--all", "everything", is_flag=True, help="Also models that were resident, and failed loads."
+)
+def ls(everything: bool) -> None:
     """List the resident models."""
     from .operator import CALL_SECONDS, broker_control
     from .output import message_json, print_json
 
     call = invocation()
     with broker_control(call.directory()) as control:
-        contexts = control.list_models(CALL_SECONDS).contexts
+        contexts = control.list_models(CALL_SECONDS, all=everything).contexts
     if call.json:
         print_json({"models": [message_json(c) for c in contexts]})
     else:
@@ -56,7 +60,7 @@ def print_models(contexts: "Sequence[control_pb2.ContextInfo]") -> None:
             (
                 ", ".join(c.names) or "-",
                 c.content_hash[:12],
-                f"{c.state}: {c.state_detail}" if c.state_detail else c.state,
+                show_state(c),
                 len(c.graph_names),
                 c.session_count,
                 show_bytes(c.size_bytes),
@@ -66,6 +70,16 @@ def print_models(contexts: "Sequence[control_pb2.ContextInfo]") -> None:
             for c in contexts
         ],
     )
+
+
+def show_state(context: "control_pb2.ContextInfo") -> str:
+    """The state; of one that failed, with the reason and since when."""
+    from .output import show_seconds
+
+    if context.state != "failed":
+        return context.state
+    age = show_seconds(context.state_seconds)
+    return f"failed {age} ago, {context.state_reason}: {context.state_detail}"
 
 
 @click.command(

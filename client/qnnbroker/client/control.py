@@ -105,8 +105,8 @@ class Control:
     def unload_model(self, request: pb.UnloadModelRequest, timeout: float) -> None:
         self._call(self._stub.UnloadModel, request, timeout)
 
-    def list_models(self, timeout: float) -> pb.ListModelsResponse:
-        return self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+    def list_models(self, timeout: float, *, all: bool = False) -> pb.ListModelsResponse:
+        return self._call(self._stub.ListModels, pb.ListModelsRequest(all=all), timeout)
 
     def describe_model(self, request: pb.DescribeModelRequest, timeout: float) -> pb.Model:
         return self._call(self._stub.DescribeModel, request, timeout).model
