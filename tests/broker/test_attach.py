@@ -13,14 +13,8 @@ from tests.broker.inside import go, until
 from tests.raw_peer import hello_request
 
 from qnnbroker.broker import attach
-from qnnbroker.broker.attach import (
-    Connection,
-    bind_listener,
-    check_request,
-    check_versions,
-    inherit_listener,
-    parse,
-)
+from qnnbroker.broker.attach import Connection, bind_listener, inherit_listener
+from qnnbroker.broker.attach_frames import check_request, check_versions, parse
 from qnnbroker.protos.attach import (
     ABI_VERSION,
     MAX_FRAME_BYTES,

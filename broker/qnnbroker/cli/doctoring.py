@@ -150,11 +150,11 @@ def check_tiny_graph(options: Options, device: dict[str, Any]) -> Iterator[Findi
             return
         yield Finding("tiny graph compiled", OK, f"{os.path.getsize(binary)} bytes")
         report = ask_child(job_of(options, "backend", str(binary)))
-    error = report.steps.get("run")
-    if error is not None and error <= TINY_ERROR:
-        yield Finding("tiny graph executed", OK, f"y = x + x, off by {error:.1e} at most")
+    off_by = report.steps.get("run")
+    if off_by is not None and off_by <= TINY_ERROR:
+        yield Finding("tiny graph executed", OK, f"y = x + x, off by {off_by:.1e} at most")
     else:
-        found = report.problem or f"wrong results: off by {error}"
+        found = report.problem or f"wrong results: off by {off_by}"
         yield Finding("tiny graph executed", ERROR, found, "see the log of the library and the DSP")
     for name, supported, evidence in report.steps.get("capabilities", []):
         yield Finding(
