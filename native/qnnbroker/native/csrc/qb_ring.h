@@ -87,10 +87,11 @@ static inline uint64_t qb_broker_file_bytes(uint32_t cq_slots) {
 #define qb_full_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 
 /* Copies a slot out of memory that the other side may be rewriting: each word is read once. */
+typedef uint64_t __attribute__((may_alias)) qb_word;
 static inline void qb_copy_words(void *to, const void *from, uint32_t bytes) {
-    uint64_t *out = to;
-    const uint64_t *in = from;
-    for (uint32_t i = 0; i < bytes / sizeof(uint64_t); i++)
+    qb_word *out = to;
+    const qb_word *in = from;
+    for (uint32_t i = 0; i < bytes / sizeof(qb_word); i++)
         out[i] = qb_load_relaxed(&in[i]);
 }
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rings' C code under stress and under sanitizers: ring_stress.c, compiled here.
+
+Together 0.7 million messages, and 10 million in the full mode (`make stress`).
+"""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.stress import FULL, scaled
+
+CSRC = Path(__file__).parents[2] / "native/qnnbroker/native/csrc"
+SOURCES = ["qb_client.c", "qb_doorbell.c", "qb_counters.c"]
+
+pytestmark = [pytest.mark.slow] if FULL else []
+
+Build = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Compiles the program with a sanitizer, or "" for none; once."""
+    folder = tmp_path_factory.mktemp("ring_stress")
+
+    def make(sanitizer: str) -> Path:
+        program = folder / f"stress_{sanitizer}"
+        if program.exists():
+            return program
+        options = [f"-fsanitize={sanitizer}", "-O1"] if sanitizer else ["-O2"]
+        here = Path(__file__).parent
+        done = subprocess.run(
+            # GCC says that ThreadSanitizer does not know fences: no report depends on them.
+            ["gcc", "-std=gnu11", "-g", *options, "-Wall", "-Wextra", "-Werror", "-Wno-tsan"]
+            + ["-Wno-unused-parameter", f"-I{CSRC}", "-o", str(program)]
+            + [str(here / "ring_stress.c"), *(str(CSRC / s) for s in SOURCES), "-lpthread"],
+            capture_output=True,
+            text=True,
+        )
+        if sanitizer and "cannot find" in done.stderr:
+            pytest.skip(f"this compiler has no {sanitizer} sanitizer")
+        assert done.returncode == 0, done.stderr
+        return program
+
+    return make
+
+
+def run(program: Path, mode: str, messages: int, *numbers: int) -> None:
+    count = messages * scaled(1, 14)
+    command = [str(program), mode, str(count), *map(str, numbers), "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"ok {count} messages" in done.stdout
+    assert done.stderr == ""
+
+
+#: mode, messages, client threads, in flight at most, the client's spin in ns, the broker's spins
+@pytest.mark.parametrize(
+    ("mode", "messages", "threads", "limit", "spin_ns", "spins"),
+    [
+        # One side goes to sleep at the very moment when the other one has something for it: a
+        # missing fence is found here within a second.
+        ("threads", 60_000, 1, 1, 20_000, 0),
+        ("threads", 40_000, 1, 1, 0, 2000),
+        # Both sleep every time.
+        ("threads", 30_000, 1, 1, 0, 0),
+        ("processes", 40_000, 1, 1, 0, 0),
+        # One thread takes in what another one waits for, which has just stopped spinning.
+        ("threads", 20_000, 2, 1, 20_000, 1000),
+    ],
+)
+def test_no_wake_up_is_lost(
+    build: Build, mode: str, messages: int, threads: int, limit: int, spin_ns: int, spins: int
+) -> None:
+    run(build(""), mode, messages, threads, limit, spin_ns, spins)
+
+
+@pytest.mark.parametrize(
+    ("messages", "threads", "limit", "spin_ns"),
+    [(120_000, 1, 64, 10_000), (12_000, 1, 1, 0), (12_000, 4, 4, 10_000)],
+)
+def test_two_ends_in_threads_race_nowhere(
+    build: Build, messages: int, threads: int, limit: int, spin_ns: int
+) -> None:
+    run(build("thread"), "threads", messages, threads, limit, spin_ns, 200)
+
+
+@pytest.mark.parametrize(
+    ("messages", "threads", "limit", "spin_ns"),
+    [(400_000, 1, 64, 10_000), (12_000, 4, 2, 20_000)],
+)
+def test_two_processes_keep_to_their_memory_and_lose_nothing(
+    build: Build, messages: int, threads: int, limit: int, spin_ns: int
+) -> None:
+    run(build("address"), "processes", messages, threads, limit, spin_ns, 200)
