@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a stress: a little in the suite, all of it with QNNBROKER_STRESS=1 (`make stress`)."""
+"""How much of a stress: some in the suite, all of it with QNNBROKER_STRESS=1 (`make stress`)."""
 
 import os
 

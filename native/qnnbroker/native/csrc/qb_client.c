@@ -147,7 +147,7 @@ static int sleep_on_pipe(qb_client *c, uint32_t head, int64_t timeout_ns) {
     qb_store_relaxed(&c->mine->sleeping, 1);
     qb_full_fence();
     take(c);
-    if (c->cq_head != head || c->closed) {
+    if (c->cq_head != head || c->closed || c->lost) {
         /* Taken now, or by another thread while we spun: no ring would come for those. */
         if (!c->armed)
             qb_store_relaxed(&c->mine->sleeping, 0);
@@ -191,6 +191,8 @@ static int step(qb_client *c, uint64_t deadline, uint64_t spin_until, bool for_r
         pthread_cond_broadcast(&c->progress);
         return 0;
     }
+    if (c->lost) /* found out just now */
+        return 0;
     now = deadline || c->reading ? now_ns() : 0;
     if (deadline && now >= deadline)
         return QB_CLIENT_TIMED_OUT;
