@@ -199,7 +199,7 @@ def test_ring_and_executor_do_what_a_deque_does(executor_context: QnnContext) ->
     run_state_machine_as_test(
         RingMachine,
         settings=settings(
-            max_examples=scaled(6, 300),
+            max_examples=scaled(15, 300),
             stateful_step_count=25,
             deadline=None,
             derandomize=not FULL,

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native executor: nothing that can start waits while its threads sleep."""
+
+import pytest
+from tests.native.executor_stage import OK, Hang, MakeStage, executed
+from tests.native.ring_stage import RingStage
+from tests.waiting import wait_until
+
+from qnnbroker.native.executor import BAND_HIGH, BAND_LOW, BAND_NORMAL
+from qnnbroker.native.fake import control_loaded, read_ring
+
+
+def test_a_high_band_that_was_held_back_goes_on_beside_an_endless_low_execute(
+    make_stage: MakeStage,
+) -> None:
+    control_loaded(concurrency=2)
+    stage = make_stage(ageing_ns=20_000_000, ageing_slice_ns=20_000_000)
+    session = stage.session(max_in_flight=0)
+    hang = Hang()
+    low = stage.submit(stage.bind(session, "slow", band=BAND_LOW))
+    hang.wait()
+    high = stage.bind(session, "short", band=BAND_HIGH)
+    # 200 times 0.3 ms: the low band ages past its limit at least twice.
+    tickets = [stage.submit(high) for _ in range(200)]
+    assert [stage.status(t) for t in tickets] == [OK] * 200
+    assert low not in stage.completed()
+    hang.end()
+    assert stage.status(low) == OK
+
+
+@pytest.mark.parametrize("spin_ns", [0, 10_000])
+def test_an_execute_that_was_always_short_and_hangs_leaves_the_doorbells_watched(
+    make_stage: MakeStage, spin_ns: int
+) -> None:
+    control_loaded(concurrency=2)
+    stage = make_stage(spin_ns=spin_ns, spin_limit_ns=1_000_000_000)
+    first, second = RingStage(stage), RingStage(stage)
+    _, short = first.bind("add")
+    _, other = second.bind("other", band=BAND_HIGH)
+    for _ in range(10):
+        assert first.client.run(short) != -1
+        assert second.client.run(other) != -1
+    before = sum(c.name == "fault" for c in read_ring())
+    control_loaded("hang=graphExecute@add:*")
+    hanging = first.submit(short)
+    wait_until(lambda: sum(c.name == "fault" for c in read_ring()) > before, "it hangs")
+    for _ in range(5):
+        done = second.client.run(other, 20_000_000_000)
+        assert isinstance(done, tuple)
+        assert done[0] == OK
+    assert first.client.wait(hanging, 0) is None
+    control_loaded("clear", "unhang")
+    assert first.status(hanging) == OK
+
+
+def test_a_graph_whose_priority_is_being_set_is_started_by_no_other_band(
+    make_stage: MakeStage,
+) -> None:
+    control_loaded(concurrency=2)
+    stage = make_stage(priorities=(0, 100, 200))
+    session = stage.session()
+    normal, high = (stage.bind(session, "add", band=b) for b in (BAND_NORMAL, BAND_HIGH))
+    assert stage.status(stage.submit(normal)) == OK
+    before = len(executed())
+    setting = sum(c.name == "fault" for c in read_ring())
+    control_loaded("delay=graphSetConfig:1:200000")
+    tickets = [stage.submit(high)]
+    wait_until(lambda: sum(c.name == "fault" for c in read_ring()) > setting, "it is being set")
+    tickets.append(stage.submit(normal))
+    assert [stage.status(t) for t in tickets] == [OK, OK]
+    assert [c.arguments["priority"] for c in executed()[before:]] == ["200", "100"]
+
+
+def test_both_of_two_things_that_become_startable_at_once_start(make_stage: MakeStage) -> None:
+    control_loaded(concurrency=3)
+    stage = make_stage()
+    session = stage.session()
+    # The graph is busy in one band; two others want it, and another graph behind it.
+    hang, first = Hang(), stage.submit(stage.bind(session, "slow", band=BAND_NORMAL))
+    hang.wait()
+    control_loaded("clear")
+    waiting = [
+        stage.submit(stage.bind(session, "slow", band=BAND_HIGH)),
+        stage.submit(stage.bind(stage.session(2), "slow", band=BAND_LOW)),
+        stage.submit(stage.bind(session, "add", band=BAND_NORMAL)),
+    ]
+    hang.end()
+    for ticket in (first, *waiting):
+        assert stage.status(ticket) == OK
