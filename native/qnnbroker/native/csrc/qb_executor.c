@@ -83,14 +83,15 @@ static void run(qb_executor *ex, qb_submission *sub) {
         graph->priority = QB_PRIORITY_CHANGING;
     /* Somebody must watch the doorbells meanwhile, unless this is over before they could; and what
      * can start beside this must not wait for its end. */
-    bool queued = qb_sched_has_queued(ex);
-    if (!ex->leading && is_short && !queued) {
+    if (qb_sched_has_queued(ex) && qb_sched_can_pick(ex)) {
+        qb_wake_worker(ex);
+    } else if (!is_short) {
+        qb_leave_watch(ex);
+    } else if (!ex->leading) {
         unwatched = ex->unwatched = ++ex->unwatched_count;
         ex->unwatched_since = start;
         if (!ex->deputy)
             qb_wake_follower(ex);
-    } else if (!ex->leading || (queued && qb_sched_can_pick(ex))) {
-        qb_wake_worker(ex);
     }
     pthread_mutex_unlock(&ex->lock);
 
@@ -127,6 +128,8 @@ static void run(qb_executor *ex, qb_submission *sub) {
         ex->spin_until = end + ex->spin_ns;
     /* What waited for this graph, binding or band may start now: this thread looks next, and wakes
      * another one for the rest when it starts something itself. */
+    if (sub->from_ring) /* the client's next submission may come before this thread sleeps */
+        qb_attend(s);
     qb_complete(ex, sub, status_of(code), code);
 }
 
@@ -165,6 +168,16 @@ bool qb_wake_follower(qb_executor *ex) {
 /* Does a short execute that nobody watches the doorbells beside take its time? */
 static bool unwatched_for_long(const qb_executor *ex) {
     return ex->unwatched && qb_now_ns() - ex->unwatched_since >= QB_DEPUTY_TICK_NS;
+}
+
+/* Is it on this thread, which has found nothing to do, to look at the rings? When somebody sleeps on
+ * the doorbells already, only if it has just executed: the kernel wakes the latest sleeper first, so
+ * one thread does all the work for as long as one is enough. That saves a wake-up beside each long
+ * execute, and what a library keeps for every thread that has executed. */
+static bool may_lead(const qb_executor *ex, bool busy) {
+    if (ex->leading)
+        return false;
+    return ex->unwatched ? unwatched_for_long(ex) : busy || !ex->sleepers;
 }
 
 /* Waits to be wanted, or until the time comes (0: never). */
@@ -215,22 +228,26 @@ static void follow(qb_executor *ex) {
  *     been short, and a deputy looks after that. There is one thread more than can execute. */
 static void *worker(void *arg) {
     qb_executor *ex = arg;
+    bool busy = false; /* has executed since it last slept */
     pthread_mutex_lock(&ex->lock);
     for (;;) {
         qb_submission *sub = qb_sched_pick(ex);
         if (sub) {
             handle(ex, sub);
+            busy = true;
         } else if (ex->stopping) {
             break;
-        } else if (!ex->leading && (!ex->unwatched || unwatched_for_long(ex))) {
+        } else if (may_lead(ex, busy)) {
+            busy = false;
             ex->unwatched = 0;
             ex->leading = true;
             qb_lead(ex);
-            ex->leading = false;
         } else {
+            busy = false;
             follow(ex);
         }
     }
+    qb_doorbell_ring(ex->wake); /* the next one that sleeps on the doorbells stops too */
     pthread_mutex_unlock(&ex->lock);
     return NULL;
 }

@@ -115,13 +115,13 @@ struct qb_executor {
     uint32_t thread_count;
     bool stopping, started;
 
-    bool leading;       /* somebody watches the doorbells */
-    bool leader_sleeps; /* and is about to wait, or waits */
+    bool leading;      /* somebody looks at the rings; one at a time */
+    uint32_t sleepers; /* threads that wait for doorbells; the kernel wakes the latest first */
     /* A short execute under way without a leader, by number (0: none); its thread leads after it. */
     uint64_t unwatched, unwatched_count, unwatched_since;
     bool deputy;           /* a follower keeps an eye on that */
     uint32_t deputy_ticks; /* how often it still looks without a reason */
-    int waiter, wake;   /* the epoll, and the eventfd that wakes its leader */
+    int waiter, wake;      /* the epoll, and the eventfd that wakes one of them */
     uint64_t spin_ns, spin_limit_ns, spin_until;
     qb_session *awake; /* sessions whose rings are polled, not rung */
     qb_ring_slot *rings;
@@ -165,8 +165,13 @@ void qb_complete(qb_executor *ex, qb_submission *sub, uint32_t status, uint64_t 
 bool qb_wake_follower(qb_executor *ex);
 
 /* qb_lead.c */
-/* Looks at rings until something can run or ought to stop; may sleep, without the lock. */
+/* Looks at rings until something can run or ought to stop; may sleep, without the lock. The caller has
+ * set `leading`; it is no longer set while this sleeps, nor when it returns. */
 void qb_lead(qb_executor *ex);
+/* Before a long execute: the rings are left to a thread that sleeps on the doorbells, or a follower. */
+void qb_leave_watch(qb_executor *ex);
+/* The caller will look at the session's ring before it sleeps: nobody need be rung for it. */
+void qb_attend(qb_session *s);
 /* Makes some thread look again. */
 void qb_wake_worker(qb_executor *ex);
 void qb_ring_complete(qb_session *s, const qb_cq_slot *slot);

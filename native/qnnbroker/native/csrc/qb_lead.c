@@ -21,6 +21,11 @@ static void stay_awake(qb_executor *ex, qb_session *s) {
     qb_store_relaxed(&s->ring.broker->sleeping, 0);
 }
 
+void qb_attend(qb_session *s) {
+    if (s->has_ring && !s->broken && s->ex->rings[s->key].session == s)
+        stay_awake(s->ex, s);
+}
+
 static void let_sleep(qb_session *s) {
     if (!s->awake)
         return;
@@ -161,7 +166,9 @@ static bool prepare_to_sleep(qb_executor *ex) {
 }
 
 void qb_lead(qb_executor *ex) {
-    if (drain_awake(ex) || spin(ex) || prepare_to_sleep(ex) || ex->stopping)
+    bool found = drain_awake(ex) || spin(ex) || prepare_to_sleep(ex);
+    ex->leading = false;
+    if (found || ex->stopping)
         return;
     if (qb_sched_can_pick(ex)) /* came by a call while we looked at the rings */
         return;
@@ -169,11 +176,11 @@ void qb_lead(qb_executor *ex) {
     int64_t timeout = -1;
     if (ex->hold_until > now) /* bands are held back: nobody else would wake us */
         timeout = (int64_t)(ex->hold_until - now);
-    ex->leader_sleeps = true;
+    ex->sleepers++;
     pthread_mutex_unlock(&ex->lock);
     int n = qb_waiter_wait(ex->waiter, keys, 64, timeout);
     pthread_mutex_lock(&ex->lock);
-    ex->leader_sleeps = false;
+    ex->sleepers--;
     for (int i = 0; i < n; i++) {
         uint32_t index = (uint32_t)keys[i], generation = (uint32_t)(keys[i] >> 32);
         if (keys[i] == UINT64_MAX || index >= ex->ring_count)
@@ -188,9 +195,24 @@ void qb_lead(qb_executor *ex) {
     drain_awake(ex);
 }
 
+void qb_leave_watch(qb_executor *ex) {
+    if (ex->leading)
+        return;
+    if (!ex->sleepers) {
+        qb_wake_follower(ex);
+        return;
+    }
+    while (prepare_to_sleep(ex))
+        continue; /* as much as the sessions may have in flight, no more */
+    if (qb_sched_can_pick(ex))
+        qb_wake_worker(ex);
+}
+
 void qb_wake_worker(qb_executor *ex) {
-    if (!qb_wake_follower(ex) && ex->leader_sleeps)
+    if (ex->sleepers)
         qb_doorbell_ring(ex->wake);
+    else
+        qb_wake_follower(ex);
 }
 
 /* ---- opening and closing ---------------------------------------------------------------------- */
