@@ -20,7 +20,7 @@ from .invocation import Command, invocation
 @click.option("--rpcmem-library", metavar="FILE", default=None, help="Path of libcdsprpc.so.")
 @click.option("--backend", type=click.Choice(["qnn", "fake"]), default=None, help="As for serve.")
 def doctor(qnn_lib_dir: str | None, rpcmem_library: str | None, backend: str | None) -> None:
-    """Examine this machine: QNN, device, shared memory, permissions, limits, sockets.
+    """Examine this machine: libraries, device, memory, limits.
 
     Options that are not given are those that serve would use. Libraries are loaded, and a tiny
     graph is compiled and executed, in processes of their own: a crash there is a finding. Exits

@@ -36,7 +36,7 @@ _MAX_NAME = 80
     help="Directory of the QNN libraries that read the binary.  [default: onnxruntime-qnn's]",
 )
 def wrap(binary: str, output: str | None, graph: str | None, embed: bool, qnn_lib_dir: str) -> None:
-    """Make EPContext wrappers for a context binary.
+    """Make ONNX wrappers for a bare context binary.
 
     A binary of several graphs gets a wrapper for each; with -o m.onnx they are m_GRAPH.onnx. A
     wrapper names its binary, which has to lie beside it or below.
