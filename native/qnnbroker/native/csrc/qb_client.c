@@ -222,7 +222,7 @@ int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bool 
     pthread_mutex_lock(&c->lock);
     if (c->free_ticket >= c->limit)
         take(c); /* abandoned ones may be over */
-    if (c->free_ticket < c->limit) {
+    if (c->free_ticket < c->limit && !c->lost) {
         qb_ticket *t = &c->tickets[c->free_ticket];
         uint64_t number = ++c->sequence << 16 | c->free_ticket;
         qb_sq_slot slot = {.binding = binding, .ticket = number, .deadline_ns = deadline_ns};
