@@ -112,13 +112,20 @@ def alive() -> dict[str, int]:
 MakeStage = Callable[..., Stage]
 
 
-def hanging() -> int:
-    return sum(c.name == "fault" and c.arguments["kind"] == "hang" for c in read_ring())
+def last_call() -> int:
+    """The number of the last call of the record, which keeps only some thousands of them."""
+    calls = read_ring()
+    return calls[-1].sequence if calls else 0
 
 
-def executed() -> list[FakeCall]:
-    """The executes so far, in the order in which they got the device."""
-    calls = [c for c in read_ring() if c.name == "graphExecute" and "order" in c.arguments]
+def calls_after(call: int, name: str) -> list[FakeCall]:
+    """The calls of that name that ended after that call."""
+    return [c for c in read_ring() if c.name == name and c.sequence > call]
+
+
+def executed(after: int = 0) -> list[FakeCall]:
+    """The executes that ended after that call, in the order in which they got the device."""
+    calls = [c for c in calls_after(after, "graphExecute") if "order" in c.arguments]
     return sorted(calls, key=lambda c: c.number("order"))
 
 
@@ -126,11 +133,15 @@ class Hang:
     """Executes of graph "slow" hang until `end`."""
 
     def __init__(self) -> None:
-        self.before = hanging()
+        self.after = last_call()
         control_loaded("hang=graphExecute@slow:*")
 
     def wait(self, count: int = 1) -> None:
-        wait_until(lambda: hanging() >= self.before + count, f"{count} executes hang")
+        wait_until(lambda: self.count() >= count, f"{count} executes hang")
+
+    def count(self) -> int:
+        """How many hang, or did."""
+        return sum(c.arguments["kind"] == "hang" for c in calls_after(self.after, "fault"))
 
     def end(self) -> None:
         control_loaded("clear", "unhang")

@@ -2,12 +2,12 @@
 """The native executor: nothing that can start waits while its threads sleep."""
 
 import pytest
-from tests.native.executor_stage import OK, Hang, MakeStage, executed
+from tests.native.executor_stage import OK, Hang, MakeStage, calls_after, executed, last_call
 from tests.native.ring_stage import RingStage
 from tests.waiting import wait_until
 
 from qnnbroker.native.executor import BAND_HIGH, BAND_LOW, BAND_NORMAL
-from qnnbroker.native.fake import control_loaded, read_ring
+from qnnbroker.native.fake import control_loaded
 
 
 def test_a_high_band_that_was_held_back_goes_on_beside_an_endless_low_execute(
@@ -40,10 +40,10 @@ def test_an_execute_that_was_always_short_and_hangs_leaves_the_doorbells_watched
     for _ in range(10):
         assert first.client.run(short) != -1
         assert second.client.run(other) != -1
-    before = sum(c.name == "fault" for c in read_ring())
+    before = last_call()
     control_loaded("hang=graphExecute@add:*")
     hanging = first.submit(short)
-    wait_until(lambda: sum(c.name == "fault" for c in read_ring()) > before, "it hangs")
+    wait_until(lambda: bool(calls_after(before, "fault")), "it hangs")
     for _ in range(5):
         done = second.client.run(other, 20_000_000_000)
         assert isinstance(done, tuple)
@@ -61,14 +61,13 @@ def test_a_graph_whose_priority_is_being_set_is_started_by_no_other_band(
     session = stage.session()
     normal, high = (stage.bind(session, "add", band=b) for b in (BAND_NORMAL, BAND_HIGH))
     assert stage.status(stage.submit(normal)) == OK
-    before = len(executed())
-    setting = sum(c.name == "fault" for c in read_ring())
+    before = last_call()
     control_loaded("delay=graphSetConfig:1:200000")
     tickets = [stage.submit(high)]
-    wait_until(lambda: sum(c.name == "fault" for c in read_ring()) > setting, "it is being set")
+    wait_until(lambda: bool(calls_after(before, "fault")), "it is being set")
     tickets.append(stage.submit(normal))
     assert [stage.status(t) for t in tickets] == [OK, OK]
-    assert [c.arguments["priority"] for c in executed()[before:]] == ["200", "100"]
+    assert [c.arguments["priority"] for c in executed(before)] == ["200", "100"]
 
 
 def test_both_of_two_things_that_become_startable_at_once_start(make_stage: MakeStage) -> None:

@@ -17,6 +17,7 @@ from tests.native.executor_stage import (
     Hang,
     Stage,
     executed,
+    last_call,
 )
 from tests.native.ring_stage import RingStage
 from tests.stress import FULL, scaled
@@ -157,7 +158,7 @@ class RingMachine(RuleBasedStateMachine):
         """Everything out, in the order of the deque."""
         wait_until(self.settled, "the broker has taken what was submitted")
         anyone_parked = any(b.parked for b in self.bound)
-        before = len(executed())
+        before = last_call()
         self.hang.end()
         for bound in self.bound:
             if bound.parked and any(q.bound is bound and not q.late for q in self.queue):
@@ -171,7 +172,7 @@ class RingMachine(RuleBasedStateMachine):
             found = self.rings.status(queued.ticket)
             assert found == (LATE if queued.late else OK), queued
         ran = [q for q in self.queue if not q.late]
-        names = [c.arguments["name"] for c in executed()[before:]]
+        names = [c.arguments["name"] for c in executed(before)]
         mine = [n for n in names if n != "slow"]
         if anyone_parked:  # those that were put aside ran later
             assert sorted(mine) == sorted(q.bound.graph for q in ran)
