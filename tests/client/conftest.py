@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from qnnbroker.client import Session, connect
+from qnnbroker.client import Binding, Session, connect
 from qnnbroker.client.control import Control
 from qnnbroker.native.fake import (
     SWITCHES_ENV,
@@ -151,3 +151,21 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) 
 def held(session: Session) -> dict[str, int]:
     """What all sessions of the broker hold: counts of sessions, buffers, bindings, models, ..."""
     return dict(session.statistics().counters)
+
+
+#: Makes every execute of the graph "g" hang.
+HANG = "hang=graphExecute@g:*"
+
+
+def named(name: str) -> FakeGraph:
+    return copier(name)
+
+
+@pytest.fixture
+def bindings(session: Session, make_model: MakeModel) -> Iterator[list[Binding]]:
+    """Of the graph "g", which tests may make hang, and of "other"."""
+    model = session.load(make_model("copies", named("g"), named("other")))
+    made = [model.graphs[name].bind() for name in ("g", "other")]
+    yield made
+    for binding in made:
+        binding.close()
