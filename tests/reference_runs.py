@@ -52,7 +52,7 @@ def ort(wrapper: Path) -> Callable[[Tensors], Tensors]:
 
 
 def native(wrapper: Path) -> Callable[[Tensors], Tensors]:
-    from qnnbroker.broker.backends.qnn import graph_spec
+    from qnnbroker.broker.backends.qnn_specs import graph_spec
     from qnnbroker.broker.epcontext import binary_path, names_for, read_wrapper
     from qnnbroker.native.qnn_backend import QnnBackend, QnnDevice
     from qnnbroker.native.qnn_context import QnnContext

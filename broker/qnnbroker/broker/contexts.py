@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: How often a file is looked at that a context goes on reading; who would write it waits so long.
+WATCH_SECONDS = 1.0
+
 #: (stage, bytes done, bytes in all)
 StageProgress = Callable[["pb.LoadStage.ValueType", int, int], None]
 
@@ -303,7 +306,37 @@ class ContextStore:
             check_class(spec, [c.spec for c in self._ids if c.spec])
         context.spec = spec  # from here on it counts for the class of those that follow
         context.native = await loop.run_in_executor(self._threads, create, spec)
-        file.settle(keep=self.creator.keeps_file(context.native))
+        self.settle(context)
+
+    def settle(self, context: Context) -> None:
+        """It was created: its file is let go, unless the backend goes on reading it."""
+        assert context.native is not None
+        context.file.settle(keep=context.native.keeps_binary)
+        if context.native.keeps_binary:
+            self._watch(context)
+
+    def _watch(self, context: Context) -> None:
+        """Looks after a file that its context goes on reading: somebody may want to write it."""
+        asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look_after, context)
+
+    def _look_after(self, context: Context) -> None:
+        native = context.native
+        if native is None or context.state not in ("loading", "ready"):
+            return
+        if context.file.safe:
+            return self._watch(context)
+
+        def move() -> None:
+            context.file.ensure(context.content_hash, then=native.move_binary)
+
+        moving = asyncio.get_running_loop().run_in_executor(self._threads, move)
+        moving.add_done_callback(lambda done: self._moved(context, done.exception()))
+
+    def _moved(self, context: Context, error: BaseException | None) -> None:
+        if error is None:
+            log.info("context %d reads a copy now: its file changes", context.context_id)
+            return self._watch(context)
+        log.error("context %d reads a file that changes: %s", context.context_id, error)
 
     def _others(self, context: Context) -> Callable[[], list[Context]]:
         return lambda: [

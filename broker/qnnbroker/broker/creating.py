@@ -7,6 +7,7 @@ that is asked for, from a heap copy. Every step down is counted, and logged the 
 """
 
 import logging
+import mmap
 import threading
 from collections.abc import Sequence
 
@@ -50,19 +51,21 @@ class Creator:
             for offset, piece in file.file.pieces():
                 heap[offset : offset + len(piece)] = piece
             return self._counted("heap", self._backend.create_context(heap, spec, enable_graphs))
-        if not self._refused:
+        why = self._refused
+        if not why:
             try:
                 return self._counted("callback", self._file_mapped(file, spec, enable_graphs))
             except Unsupported as error:
+                why = str(error)
                 with self._lock:
                     self.counts["callback_refused"] += 1
-                    if not self._refused:
-                        self._refused = str(error)
-                        log.info("contexts are created from plain mappings: %s", error)
+                    # Of the library, not of this file: it need not be asked again.
+                    if error.ids.get("qnn_code") or "this library" in why:
+                        self._refused = why
+                log.info("a context is created from a plain mapping: %s", why)
         if self._mode == "require":
             raise Unsupported(
-                f"file_mapped_weights = require, but the backend takes no file mapping: "
-                f"{self._refused}"
+                f"file_mapped_weights = require, but the backend takes no file mapping: {why}"
             )
         with file.map() as region:
             native = self._backend.create_context(region, spec, enable_graphs)
@@ -71,6 +74,8 @@ class Creator:
     def _file_mapped(
         self, file: SteadyFile, spec: BinarySpec, enable_graphs: Sequence[str]
     ) -> BackendContext:
+        if file.file.identity.offset % mmap.PAGESIZE:
+            raise Unsupported("the binary does not start at a page of its file")
         region = file.map()
         try:
             return self._backend.create_file_mapped(region, spec, enable_graphs)
@@ -82,7 +87,3 @@ class Creator:
         with self._lock:
             self.counts[how] += 1
         return native
-
-    def keeps_file(self, native: BackendContext) -> bool:
-        """Whether the context reads the file's mapping for as long as it lives."""
-        return native.keeps_binary

@@ -77,7 +77,7 @@ async def make_again(service: "BrokerService", context: Context) -> None:
 
     native = await service.on_thread(create)
     context.native = native
-    file.settle(keep=creator.keeps_file(native))
+    service.contexts.settle(context)
     views = [graph for model in service.models for graph in model.graphs]
     views += [bound.graph for bound in context.bound]  # of models that are unloaded, maybe
     for view in views:

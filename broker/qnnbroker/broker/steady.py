@@ -7,6 +7,7 @@ which no process survives; bytes that change between hashing and loading are ano
 """
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -21,7 +22,7 @@ from pathlib import Path
 from qnnbroker.native.region import Region
 from qnnbroker.protos.errors import InvalidRequest, LimitExceeded
 
-from .files import CHUNK_BYTES, HashCache, ModelFile, Progress
+from .files import CHUNK_BYTES, FileIdentity, HashCache, ModelFile, Progress
 from .leases import FileLease, LeaseRefused, reopen_read_only
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class SteadyFile:
         self._original: ModelFile | None = None  # while a copy stands in for it
         self.owner_only = False
         self._lease: FileLease | None = None
+        #: The hash of what it was while it was held: (hex digest, identity).
+        self.verified: tuple[str, FileIdentity | None] = ("", None)
         self._users = 1
         self._lock = threading.Lock()
 
@@ -117,8 +120,13 @@ class SteadyFile:
         self.file.identity = now
         return True
 
-    def copy(self, progress: Progress | None = None) -> str:
+    def copy(
+        self, progress: Progress | None = None, *, then: Callable[[int], None] | None = None
+    ) -> str:
         """From now on a sealed copy is meant. Returns its sha256, hex. Blocks.
+
+        Args:
+            then: called with the fd of the copy, while the file is still held.
 
         Raises:
             InvalidRequest: reason BAD_FILE; it shrank meanwhile.
@@ -135,6 +143,8 @@ class SteadyFile:
             os.close(fd)
         holding.copied += 1
         copy = ModelFile.adopt(self.file.path, sealed)
+        if then is not None:
+            then(sealed)
         self._release()
         if self._original is None:
             self._original = self.file
@@ -167,16 +177,24 @@ class SteadyFile:
             raise self.changed()
         return digest.hexdigest()
 
-    def ensure(self, digest: str) -> None:
+    def ensure(self, digest: str, *, then: Callable[[int], None] | None = None) -> None:
         """Makes sure that the bytes of that hash are held. May copy, so it blocks.
+
+        Args:
+            then: called with the fd of a copy, before whoever waits to write the file goes on.
 
         Raises:
             InvalidRequest: reason BAD_FILE; they are gone.
         """
         if self.safe:
             return
-        log.info("%s: somebody wants to write it; going on with a copy", self.file.path)
-        if self.copy() != digest:
+        # Let go since, and held again? Not while somebody waits for us to let go.
+        if self._lease is None and self.verified[0] == digest:
+            with contextlib.suppress(InvalidRequest):
+                if self.hold() and self.verified == (digest, self.file.identity):
+                    return
+        log.info("%s: no lease on it (any more); going on with a copy", self.file.path)
+        if self.copy(then=then) != digest:
             raise self.changed()
 
     def changed(self) -> InvalidRequest:
@@ -259,6 +277,7 @@ async def content_hash(
     loop = asyncio.get_running_loop()
     if await loop.run_in_executor(hashes.threads, steady.hold):
         digest = await hashes.sha256(steady.file, progress)
+        steady.verified = digest, steady.file.identity
         if not steady.safe:
             await loop.run_in_executor(hashes.threads, steady.ensure, digest)
         return digest

@@ -58,7 +58,7 @@ def graph_json(graph: Any) -> dict[str, Any]:
 
 def tensor_json(tensor: Any) -> dict[str, Any]:
     """A TensorInfo with its dtype by name; a type that numpy has not is named by QNN's number."""
-    from qnnbroker.broker.backends.qnn import DTYPES
+    from qnnbroker.broker.backends.qnn_specs import DTYPES
 
     quantization = tensor.quantization
     return {

@@ -22,4 +22,5 @@ cdef uint64_t whole(object value, str what) except? 0  # a count of bytes from P
 cdef Mapping map_new(uint64_t size, object name, bint others_write)
 cdef Mapping map_sealed(int fd, uint64_t wanted, bint writable)
 cdef Mapping map_dma_buf(int fd, uint64_t wanted)
+cdef int move_range(Mapping mapping, int fd) except -1
 cdef Mapping map_range(int fd, uint64_t start, object size_bytes)

@@ -19,7 +19,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void *address, size_t length)
     int memfd_create(const char *name, unsigned int flags)
     void *MAP_FAILED
-    int PROT_READ, PROT_WRITE, MAP_SHARED
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_FIXED
     unsigned int MFD_CLOEXEC, MFD_ALLOW_SEALING
 
 cdef extern from "<fcntl.h>" nogil:
@@ -238,6 +238,25 @@ cdef Mapping map_range(int fd, uint64_t start, object size_bytes):
     mapping.data = <unsigned char *>mapping.base + below
     mapping.size = <Py_ssize_t>length
     return mapping
+
+
+cdef int move_range(Mapping mapping, int fd) except -1:
+    """See Region.move_to."""
+    cdef stat_t info
+    cdef void *base
+    cdef Mapping other = _own(fd)
+    if mapping.can_write or mapping.data != mapping.base:
+        raise ValueError("only a read-only mapping that starts at a page can be moved")
+    if fstat(other.fd, &info) != 0:
+        raise _os_error(errno, f"fd {fd}")
+    if not S_ISREG(info.st_mode) or info.st_size < mapping.size:
+        raise ValueError(f"fd {fd} has {info.st_size} bytes; a file of {mapping.size} is wanted")
+    # One call: nobody ever sees the addresses without a page behind them.
+    base = mmap(mapping.base, mapping.mapped_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, other.fd, 0)
+    if base is MAP_FAILED:
+        raise _os_error(errno, f"mapping {mapping.mapped_bytes} bytes")
+    mapping.fd, other.fd = other.fd, mapping.fd  # the old one closes with `other`
+    return 0
 
 
 cdef Mapping _own(int fd):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Sequence
-from typing import ClassVar, Final, Self
+from typing import Final, Self
 
 from typing_extensions import Buffer, disjoint_base
 
@@ -13,7 +13,7 @@ NORMAL_PRIORITY: Final = 100
 
 @disjoint_base
 class QnnContext(QnnHandle):
-    keeps_binary: ClassVar[bool]
+    keeps_binary: bool
     device: QnnDevice
     info: BinaryInfo
     priority: int
@@ -25,5 +25,6 @@ class QnnContext(QnnHandle):
         priority: int = 100,
         enable_graphs: Sequence[str] | None = None,
         info: BinaryInfo | None = None,
+        file_mapped: bool = False,
     ) -> Self: ...
     def graph(self, name: str) -> QnnGraph: ...

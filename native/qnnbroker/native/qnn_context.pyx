@@ -18,6 +18,7 @@ from qnnbroker.native.qnn_info cimport check_size, parse
 from qnnbroker.native.qnn_library cimport (
     QB_QNN_NORMAL_PRIORITY,
     qb_handle,
+    qb_qnn,
     qb_qnn_context_create,
     qb_qnn_context_free,
     qb_qnn_graph,
@@ -26,6 +27,14 @@ from qnnbroker.native.qnn_library cimport (
 )
 
 from qnnbroker.native.qnn_graph import checked_priority
+
+cdef extern from "qb_qnn_mapped.h" nogil:
+    void qb_file_source_init(qb_file_source *source, const void *data, uint64_t size, int fd)
+    void qb_file_source_end(qb_file_source *source)
+    uint32_t qb_file_source_lent(qb_file_source *source)
+    uint64_t qb_qnn_context_create_mapped(const qb_qnn *q, qb_handle backend, qb_handle device,
+                                          qb_file_source *source, uint32_t priority,
+                                          const char *const *enable_graphs, qb_handle *out)
 
 cdef extern from *:
     """
@@ -54,10 +63,12 @@ cdef class QnnContext(QnnHandle):
     Args:
         device: stays open as long as the context.
         data: the whole binary, as a contiguous buffer. Not needed any more, nor referenced, once
-            this returns (`keeps_binary` is False). A file that is truncated meanwhile is a SIGBUS.
+            this returns, unless `file_mapped` (`keeps_binary` says so). A file that is truncated meanwhile is a SIGBUS.
         priority: of all its graphs, 0 (low) to 500; 100 is normal, 200 high.
         enable_graphs: names of the graphs to make executable; None means all.
         info: what `parse_binary` said of the same `data`; parsed here when None.
+        file_mapped: let the library read `data`, which is a Region then, through callbacks for as
+            long as the context lives; it stays mapped until the context is closed.
 
     Raises:
         ValueError: the device is closed; a priority out of range; unknown, repeated or no
@@ -66,11 +77,10 @@ cdef class QnnContext(QnnHandle):
         QnnError: the library refuses the binary.
     """
 
-    keeps_binary = False
-
     def __cinit__(self, QnnDevice device not None, data, *, priority=NORMAL_PRIORITY,
-                  enable_graphs=None, info=None):
+                  enable_graphs=None, info=None, bint file_mapped=False):
         cdef Py_buffer view
+        cdef int fd = data.fileno() if file_mapped else -1
         cdef qb_handle context = 0
         cdef uint64_t code
         cdef uint32_t wanted_priority = checked_priority(priority)
@@ -108,12 +118,26 @@ cdef class QnnContext(QnnHandle):
                     raise MemoryError()
                 for i, name in enumerate(encoded):
                     names[<size_t>i] = PyBytes_AS_STRING(name)
-            with nogil:
-                code = qb_qnn_context_create(
-                    self.qnn, device.backend.handle, device.handle, view.buf,
-                    <uint64_t>view.len, wanted_priority, names, &context,
-                )
-            check(code, "contextCreateFromBinary")
+            if file_mapped:
+                self.source = <qb_file_source *>calloc(1, sizeof(qb_file_source))
+                if self.source is NULL:
+                    raise MemoryError()
+                qb_file_source_init(self.source, view.buf, <uint64_t>view.len, fd)
+                with nogil:
+                    code = qb_qnn_context_create_mapped(
+                        self.qnn, device.backend.handle, device.handle, self.source,
+                        wanted_priority, names, &context,
+                    )
+                check(code, "contextCreateFromBinaryWithCallback")
+                PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
+                self.keeps_binary = True
+            else:
+                with nogil:
+                    code = qb_qnn_context_create(
+                        self.qnn, device.backend.handle, device.handle, view.buf,
+                        <uint64_t>view.len, wanted_priority, names, &context,
+                    )
+                check(code, "contextCreateFromBinary")
         finally:
             device.end_call()
             free(names)
@@ -122,12 +146,24 @@ cdef class QnnContext(QnnHandle):
         qb_count(QB_COUNT_CONTEXT, 1)
 
     def __dealloc__(self):
+        self.end_source()
         free(self.natives)
+
+    cdef void end_source(self) noexcept:
+        """The library reads no more."""
+        if self.source is not NULL:
+            qb_file_source_end(self.source)
+            free(self.source)
+            self.source = NULL
+        if self.keeps_binary:
+            self.keeps_binary = False
+            PyBuffer_Release(&self.view)
 
     cdef uint64_t free_native(self, qb_handle handle) noexcept:
         cdef uint64_t code
         with nogil:
             code = qb_qnn_context_free(self.qnn, handle)
+        self.end_source()
         qb_count(QB_COUNT_CONTEXT, -1)
         return code
 

@@ -21,6 +21,7 @@ from qnnbroker.native.mapping cimport (
     map_new,
     map_range,
     map_sealed,
+    move_range,
     qb_span_ok,
     whole,
 )
@@ -214,6 +215,18 @@ cdef class Region:
                 f"{length} bytes from offset {offset} leave a region of {self.size} bytes"
             )
         return memoryview(self)[offset : offset + length]
+
+    def move_to(self, fd):
+        """Maps another file in place of this one, at the same addresses; views see its bytes at once.
+
+        For a file that is about to change: `fd` has the same bytes, and will not. Only a read-only
+        mapping that starts at a page of its file can be moved.
+
+        Raises:
+            ValueError: it cannot be, or `fd` has fewer bytes; closed or released.
+            OSError: what the kernel says.
+        """
+        move_range(self._open(), fd)
 
     def close(self):
         """Unmaps and closes the fd. Does nothing when closed.

@@ -97,6 +97,9 @@ class BackendContext(Protocol):
     def keeps_binary(self) -> bool:
         """Whether it reads the bytes that it was made from for as long as it lives."""
 
+    def move_binary(self, fd: int) -> None:
+        """Makes one that does read them from another file with the same bytes."""
+
     @property
     def graphs(self) -> Mapping[str, BackendGraph]: ...
 

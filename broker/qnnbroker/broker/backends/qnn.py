@@ -14,7 +14,7 @@ from qnnbroker.native.qnn_backend import QnnBackend, QnnDevice
 from qnnbroker.native.qnn_context import QnnContext
 from qnnbroker.native.qnn_error import QnnError
 from qnnbroker.native.qnn_graph import QnnGraph
-from qnnbroker.native.qnn_info import BinaryInfo, GraphInfo, TensorInfo, parse_binary
+from qnnbroker.native.qnn_info import parse_binary
 from qnnbroker.native.qnn_library import QnnLibrary, drain_log, log_fileno
 from qnnbroker.native.qnn_memory import QnnRegistration
 from qnnbroker.native.qnn_power import QnnPower
@@ -25,7 +25,6 @@ from qnnbroker.protos.errors import (
     InvalidRequest,
     Unsupported,
 )
-from qnnbroker.protos.tensors import Quantization, TensorSpec
 from qnnbroker.v1 import control_pb2
 
 from ..registrations import ContextMemory, Lease, MemoryStatistics, Tensor
@@ -33,31 +32,9 @@ from .base import BinarySpec, Buffer, ClosableRunnable, GraphSpec, Span
 from .probing import Asking, probe_backend, probe_context, replaced
 from .qnn_errors import error_of_code as error_of_code
 from .qnn_errors import translate
+from .qnn_specs import binary_spec, dotted
 
 log = logging.getLogger(__name__)
-
-#: QNN data type number -> name of the stored elements (qnn types: class in the high byte,
-#: width in the low one). Fixed-point types are the quantised ones.
-DTYPES: dict[int, str] = {
-    0x0008: "int8",
-    0x0016: "int16",
-    0x0032: "int32",
-    0x0064: "int64",
-    0x0108: "uint8",
-    0x0116: "uint16",
-    0x0132: "uint32",
-    0x0164: "uint64",
-    0x0216: "float16",
-    0x0232: "float32",
-    0x0264: "float64",
-    0x0308: "int8",
-    0x0316: "int16",
-    0x0332: "int32",
-    0x0408: "uint8",
-    0x0416: "uint16",
-    0x0432: "uint32",
-    0x0508: "bool",
-}
 
 #: The library's number for "creates contexts through callbacks".
 CAPABILITY_CALLBACK = 220
@@ -107,9 +84,9 @@ class QnnGraphAdapter:
 
 
 class QnnContextAdapter:
-    """A native context and its graphs."""
+    """A native context and its graphs; and the region that it reads, if it keeps reading one."""
 
-    keeps_binary = False
+    _region: Region | None = None
 
     def __init__(
         self,
@@ -131,6 +108,19 @@ class QnnContextAdapter:
             native.close()
             raise
 
+    @property
+    def keeps_binary(self) -> bool:
+        return self._native.keeps_binary
+
+    def own(self, region: Region) -> "QnnContextAdapter":
+        """Closes the region when it is closed itself."""
+        self._region = region
+        return self
+
+    def move_binary(self, fd: int) -> None:
+        if self._region is not None:
+            self._region.move_to(fd)
+
     def memory_evidence(self) -> tuple[bool, str]:
         """Whether this context takes registered memory, and how that was found."""
         support = self.memory.support()
@@ -143,6 +133,9 @@ class QnnContextAdapter:
             self._native.close()
         except QnnError as error:
             raise translate(error, "freeing a context") from error
+        finally:
+            if self._region is not None:
+                self._region.release()
 
 
 class QnnBackendAdapter:
@@ -282,11 +275,24 @@ class QnnBackendAdapter:
     def create_file_mapped(
         self, region: Region, spec: BinarySpec, enable_graphs: Sequence[str] = ()
     ) -> QnnContextAdapter:
-        code = self._library.has_capability(CAPABILITY_CALLBACK)
-        raise Unsupported(
-            f"this library does not create contexts through callbacks (capability "
-            f"{CAPABILITY_CALLBACK} answers {code})"
-        )
+        # The layout of what is exchanged is inferred: only where the library says that it can.
+        if code := self._library.has_capability(CAPABILITY_CALLBACK):
+            raise Unsupported(
+                f"this library does not create contexts through callbacks (capability "
+                f"{CAPABILITY_CALLBACK} answers {code})"
+            )
+        try:
+            native = QnnContext(
+                self._device, region, enable_graphs=enable_graphs or None, file_mapped=True
+            )
+        except QnnError as error:
+            raise translate(error, "creating the context from its mapping") from error
+        except ValueError as error:
+            raise InvalidRequest(
+                f"cannot create the context: {error}", reason="BAD_FILE"
+            ) from error
+        made = QnnContextAdapter(native, spec, enable_graphs, self.memory, self._probe_region)
+        return made.own(region)
 
     def log_fileno(self) -> int:
         return log_fileno()
@@ -327,57 +333,3 @@ def native_registrations(lease: Lease) -> list[QnnRegistration | None]:
 def small_region() -> Region:
     """A page of ordinary shared memory."""
     return Region.create(4096)
-
-
-def dotted(version: tuple[int, ...]) -> str:
-    """(2, 40, 0) -> "2.40.0"."""
-    return ".".join(map(str, version))
-
-
-def binary_spec(info: BinaryInfo) -> BinarySpec:
-    """Our view of what a context binary says of itself.
-
-    Raises:
-        Unsupported: reason DTYPE.
-    """
-    shared = max((g.shared_weight_bytes for g in info.graphs), default=0)
-    return BinarySpec(
-        graphs=tuple(graph_spec(g) for g in info.graphs),
-        build_id=info.build_id,
-        backend_id=info.backend_id,
-        dsp_arch=info.dsp_arch,
-        soc_model=info.soc_model,
-        weight_bytes=sum(g.weight_bytes for g in info.graphs) + shared,
-        shared_weight_bytes=shared,
-        blob_bytes=info.blob_bytes,
-        core_api_version=info.core_api_version,
-        backend_api_version=info.backend_api_version,
-    )
-
-
-def graph_spec(info: GraphInfo) -> GraphSpec:
-    return GraphSpec(
-        info.name,
-        tuple(tensor_spec(t, info.name) for t in info.inputs),
-        tuple(tensor_spec(t, info.name) for t in info.outputs),
-    )
-
-
-def tensor_spec(info: TensorInfo, graph: str) -> TensorSpec:
-    if info.dtype not in DTYPES:
-        raise Unsupported(
-            f"tensor {info.name!r} of graph {graph!r} has the QNN data type {info.dtype:#06x}, "
-            "which has no numpy dtype",
-            reason="DTYPE",
-        )
-    quantization = None
-    if (q := info.quantization) is not None:
-        quantization = Quantization(q.scales, q.offsets, q.axis, q.encoding)
-    spec = TensorSpec(info.name, DTYPES[info.dtype], info.shape, quantization)
-    if spec.size_bytes != info.size_bytes:
-        raise Unsupported(
-            f"tensor {info.name!r} of graph {graph!r}: {spec.element}{list(spec.shape)} makes "
-            f"{spec.size_bytes} bytes, the library says {info.size_bytes}",
-            reason="DTYPE",
-        )
-    return spec

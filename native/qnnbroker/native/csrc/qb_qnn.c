@@ -16,11 +16,7 @@ enum {
     GRAPH_OPTION_PRIORITY = 3,
 };
 
-/* One option: a number and a union at 8. Unions have grown between SDKs and a library that reads a
- * wider one must not read our stack, hence the room. */
-typedef struct config {
-    _Alignas(8) uint8_t bytes[128];
-} config;
+typedef qb_config config;
 
 static void config_u32(config *c, uint32_t option, uint32_t value) {
     memset(c, 0, sizeof *c);
@@ -114,25 +110,31 @@ uint64_t qb_qnn_device_free(const qb_qnn *q, qb_handle device) {
     CALL(CORE, QB_SLOT_DEVICE_FREE, (qb_handle), (device));
 }
 
-uint64_t qb_qnn_context_create(const qb_qnn *q, qb_handle backend, qb_handle device,
-                               const void *binary, uint64_t size, uint32_t priority,
-                               const char *const *enable_graphs, qb_handle *out) {
-    config configs[2];
-    const void *list[3] = {NULL, NULL, NULL};
+const void *const *qb_context_options_fill(qb_context_options *o, uint32_t priority,
+                                           const char *const *enable_graphs) {
     int n = 0;
+    memset(o->list, 0, sizeof o->list);
     if (priority != QB_QNN_NORMAL_PRIORITY) {
-        config_u32(&configs[n], CONTEXT_OPTION_PRIORITY, priority);
-        list[n] = &configs[n];
+        config_u32(&o->configs[n], CONTEXT_OPTION_PRIORITY, priority);
+        o->list[n] = &o->configs[n];
         n++;
     }
     if (enable_graphs) {
-        config_ptr(&configs[n], CONTEXT_OPTION_ENABLE_GRAPHS, enable_graphs);
-        list[n] = &configs[n];
+        config_ptr(&o->configs[n], CONTEXT_OPTION_ENABLE_GRAPHS, enable_graphs);
+        o->list[n] = &o->configs[n];
         n++;
     }
+    return n ? o->list : NULL;
+}
+
+uint64_t qb_qnn_context_create(const qb_qnn *q, qb_handle backend, qb_handle device,
+                               const void *binary, uint64_t size, uint32_t priority,
+                               const char *const *enable_graphs, qb_handle *out) {
+    qb_context_options options;
     CALL(CORE, QB_SLOT_CONTEXT_FROM_BINARY,
          (qb_handle, qb_handle, const void *const *, const void *, uint64_t, qb_handle *, qb_handle),
-         (backend, device, n ? list : NULL, binary, size, out, 0));
+         (backend, device, qb_context_options_fill(&options, priority, enable_graphs), binary, size,
+          out, 0));
 }
 
 uint64_t qb_qnn_context_free(const qb_qnn *q, qb_handle context) {

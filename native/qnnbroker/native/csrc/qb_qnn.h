@@ -57,6 +57,21 @@ QB_EXPORT uint64_t qb_qnn_platform(const qb_qnn *q, qb_handle logger, qb_platfor
 QB_EXPORT uint64_t qb_qnn_device_create(const qb_qnn *q, qb_handle logger, qb_handle *out);
 QB_EXPORT uint64_t qb_qnn_device_free(const qb_qnn *q, qb_handle device);
 
+/* One option: a number and a union at 8. Unions have grown between SDKs and a library that reads a
+ * wider one must not read our stack, hence the room. */
+typedef struct qb_config {
+    _Alignas(8) uint8_t bytes[128];
+} qb_config;
+
+/* The options that a context is created with; they have to live as long as the call. */
+typedef struct qb_context_options {
+    qb_config configs[2];
+    const void *list[3];
+} qb_context_options;
+
+const void *const *qb_context_options_fill(qb_context_options *options, uint32_t priority,
+                                           const char *const *enable_graphs);
+
 /* `enable_graphs` is NULL, or an array of names that a NULL ends. */
 QB_EXPORT uint64_t qb_qnn_context_create(const qb_qnn *q, qb_handle backend, qb_handle device,
                                          const void *binary, uint64_t size, uint32_t priority,

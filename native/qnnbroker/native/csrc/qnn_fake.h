@@ -77,7 +77,7 @@ void fake_table_drop(struct fake_table *table, uint64_t handle);
 struct fake_switches {
     uint32_t device_arch, soc, vtcm_mb, concurrency, info_version, null_slot;
     uint32_t core_api[3];
-    bool hardware, mem_register, mem_ion, mem_custom, shared_weights_crash, noise, no_provider,
+    bool file_mapped, hardware, mem_register, mem_ion, mem_custom, shared_weights_crash, noise, no_provider,
         record_off;
     uint64_t create_us, execute_us, memory_limit;
     char build[64];
@@ -257,7 +257,17 @@ struct fake_graph {
     bool enabled;
 };
 
+/* What a context reads for as long as it lives, and how it is given back; all 0: nothing. */
+struct fake_mapped {
+    const char *data;
+    uint64_t size;
+    int fd;
+    fake_function release;
+    void *param;
+};
+
 struct fake_context {
+    struct fake_mapped mapped;
     uint64_t handle, backend, device;
     struct fake_binary *binary;
     struct fake_graph *graphs;
@@ -350,6 +360,15 @@ uint64_t fake_context_create_from_binary(void *backend, void *device,
                                          const struct fake_config **config, const void *binary,
                                          uint64_t size, void **out, void *profile);
 uint64_t fake_context_free(void *context, void *profile);
+/* The call without its name; mapped: what the binary lies in as long as the context, or NULL. */
+uint64_t fake_context_make(void *backend, void *device, const struct fake_config **config,
+                           const void *binary, uint64_t size, void **out, void *profile,
+                           const struct fake_mapped *mapped);
+uint64_t fake_context_create_mapped(void *backend, void *device, const struct fake_config **config,
+                                    const void *callback, const void *binary, uint64_t size,
+                                    void **out, void *profile, void *signal);
+void fake_mapped_release(struct fake_mapped *mapped);
+bool fake_mapped_is_there(const struct fake_mapped *mapped);
 
 uint64_t fake_graph_retrieve(void *context, const char *name, void **out);
 uint64_t fake_graph_set_config(void *graph, const struct fake_config **config);

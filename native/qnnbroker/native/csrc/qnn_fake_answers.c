@@ -11,10 +11,11 @@
 /* Keys of one group: its base, its number of keys, and the numbers that work. */
 static const struct {
     uint32_t base, count;
-    const char *works; /* one letter a key: s works, m with memory registration, - does not */
+    /* One letter a key: s works, m with memory registration, f with file_mapped, - does not. */
+    const char *works;
 } groups[] = {
     {101, 8, "--------"},
-    {201, 22, "-ss-ss----------------"},
+    {201, 22, "-ss-ss-------------f--"},
     {301, 24, "-s---s----s-s-----------"},
     {401, 4, "----"},
     {501, 4, "-m--"},
@@ -39,7 +40,9 @@ uint64_t fake_property_has_capability(uint32_t key) {
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (key >= groups[i].base && key - groups[i].base < groups[i].count) {
             char answer = groups[i].works[key - groups[i].base];
-            bool works = answer == 's' || (answer == 'm' && fake_switches_now().mem_register);
+            struct fake_switches switches = fake_switches_now();
+            bool works = answer == 's' || (answer == 'm' && switches.mem_register) ||
+                         (answer == 'f' && switches.file_mapped);
 
             code = works ? FAKE_OK : FAKE_NOT_SUPPORTED;
         }

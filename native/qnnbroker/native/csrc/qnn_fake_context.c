@@ -143,6 +143,7 @@ static void destroy(struct fake_context *context) {
         fake_table_drop(&fake_graphs, context->graphs[i].handle);
     fake_table_drop(&fake_contexts, context->handle);
     give_memory(context);
+    fake_mapped_release(&context->mapped);
     fake_binary_free(context->binary);
     free(context->graphs);
     free(context);
@@ -298,6 +299,12 @@ static uint64_t create(struct fake_call *call, struct fake_context *context,
 uint64_t fake_context_create_from_binary(void *backend, void *device,
                                          const struct fake_config **config, const void *binary,
                                          uint64_t size, void **out, void *profile) {
+    return fake_context_make(backend, device, config, binary, size, out, profile, NULL);
+}
+
+uint64_t fake_context_make(void *backend, void *device, const struct fake_config **config,
+                           const void *binary, uint64_t size, void **out, void *profile,
+                           const struct fake_mapped *mapped) {
     struct options options = {.priority = DEFAULT_PRIORITY};
     struct fake_context *context;
     struct fake_call call;
@@ -315,6 +322,8 @@ uint64_t fake_context_create_from_binary(void *backend, void *device,
         return fake_end(&call, FAKE_NO_MEMORY);
     context->backend = fake_handle(backend);
     context->device = fake_handle(device);
+    if (mapped)
+        context->mapped = *mapped;
     code = fake_binary_parse(binary, size, &context->binary, call.why, sizeof call.why);
     if (code == FAKE_OK) {
         fake_note_text(&call, "graph", context->binary->graphs[0].name);

@@ -261,6 +261,10 @@ static uint64_t check_and_run(struct execution *e, const struct fake_tensor_reco
         return FAKE_GRAPH_TENSOR;
     if (e->graph->context->prepare_only)
         return FAKE_GRAPH_ARGUMENT;
+    if (!fake_mapped_is_there(&e->graph->context->mapped)) {
+        fake_why(&e->call, "the binary is not where it was lent from");
+        return FAKE_GENERAL;
+    }
     if (!e->graph->enabled || e->graph->context->poisoned) {
         fake_why(&e->call, "the graph is not enabled, or another class of binary was loaded");
         return FAKE_GENERAL;

@@ -68,6 +68,7 @@ static bool set(struct fake_switches *s, const char *key, const char *value) {
         const char *key;
         size_t offset;
     } flags[] = {
+        {"file_mapped", offsetof(struct fake_switches, file_mapped)},
         {"hardware", offsetof(struct fake_switches, hardware)},
         {"mem_register", offsetof(struct fake_switches, mem_register)},
         {"mem_ion", offsetof(struct fake_switches, mem_ion)},

@@ -55,8 +55,7 @@
     X(64, contextGetIncrementalBinary)                                                           \
     X(65, contextReleaseIncrementalBinary)                                                       \
     X(66, contextFinalize)                                                                       \
-    X(67, globalConfigSet)                                                                       \
-    X(68, contextCreateFromBinaryWithCallback)
+    X(67, globalConfigSet)
 
 static uint64_t refuse(const char *name) {
     struct fake_call call;
@@ -106,6 +105,7 @@ static const fake_function core_functions[FAKE_CORE_SLOTS] = {
     AT(42, fake_device_get_info),
     AT(43, fake_device_free),
     AT(48, fake_error_get_message),
+    AT(68, fake_context_create_mapped),
 };
 
 static const fake_function system_functions[FAKE_SYSTEM_SLOTS] = {
