@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference of the command line is what the program says of itself."""
 
-import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,15 +11,24 @@ from tests.docs.pages import ROOT
 
 from qnnbroker.cli.group import COMMANDS
 
+PRINT = "import sys; sys.path.insert(0, 'docs'); import generate_cli; print(generate_cli.page())"
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture
 def make_page() -> Callable[[], str]:
-    spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs/generate_cli.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made: Callable[[], str] = module.page
+    """Makes the page in a process of its own: click keeps what it made for other tests here."""
+
+    def made() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", PRINT],
+            cwd=ROOT,
+            env=os.environ,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=60,
+        )
+        return done.stdout.decode().removesuffix("\n")
+
     return made
 
 
