@@ -75,9 +75,12 @@ def _through_broker(wrapper: str, clients: int, times: dict[str, list[float]]) -
         for number, child in enumerate(started, 1):
             child.ask("clients:nothing_but_numpy")
             imported = child.ask("clients:imports")
-            parts = child.ask("clients:attach", directory=str(where.directory), path=wrapper)
-            if (place := PLACES.get(number)) is None:
+            if (place := PLACES.get(number)) is None:  # only has to be there
+                child.ask("clients:connect", directory=str(where.directory))
+                child.ask("clients:load", path=wrapper)
+                child.ask("clients:bind")
                 continue
+            parts = child.ask("clients:attach", directory=str(where.directory), path=wrapper)
             _add(times, f"{place}: import", imported)
             _add(times, f"{place}: {CONNECT}", parts["connect"] + parts["load"])
             spent = parts["connect"] + parts["load"] + parts["bind"] + parts["run"]

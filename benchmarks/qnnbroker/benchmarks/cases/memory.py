@@ -79,8 +79,6 @@ class _Readings:
             found.private_alone = _private(members)
         with contextlib.ExitStack() as stack:
             where = stack.enter_context(broker("qnn"))
-            bare = stack.enter_context(children(2))  # two, so that they share their libraries
-            ask_all(bare, "clients:nothing_but_numpy")
             members = []
             for count in counts:
                 joined = _join(stack, members, count)
@@ -90,6 +88,9 @@ class _Readings:
                 found.broker = total_pss_mib(pids)
                 found.shared[count] = found.broker + total_pss_mib(m.pid for m in members)
             found.private_client = _private(members)
+            # After the totals, whose shared pages they would share too.
+            bare = stack.enter_context(children(2))
+            ask_all(bare, "clients:nothing_but_numpy")
             found.bare = _private(bare)
         return found
 
