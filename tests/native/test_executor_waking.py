@@ -2,7 +2,15 @@
 """The native executor: nothing that can start waits while its threads sleep."""
 
 import pytest
-from tests.native.executor_stage import OK, Hang, MakeStage, calls_after, executed, last_call
+from tests.native.executor_stage import (
+    CANCELLED,
+    OK,
+    Hang,
+    MakeStage,
+    calls_after,
+    executed,
+    last_call,
+)
 from tests.native.ring_stage import RingStage
 from tests.waiting import wait_until
 
@@ -86,3 +94,33 @@ def test_both_of_two_things_that_become_startable_at_once_start(make_stage: Make
     hang.end()
     for ticket in (first, *waiting):
         assert stage.status(ticket) == OK
+
+
+def test_a_ring_that_was_polled_is_not_forgotten_when_its_band_is_full(
+    make_stage: MakeStage,
+) -> None:
+    control_loaded(concurrency=4)
+    stage = make_stage(spin_ns=0)
+    first, second = RingStage(stage), RingStage(stage)
+    _, slow = first.bind("slow")
+    _, normal = second.bind("add")
+    _, high = second.bind("other", band=BAND_HIGH)
+    _, low = second.bind("short", band=BAND_LOW)
+    # Three execute at once, so that several threads sleep on the doorbells afterwards.
+    hang = Hang()
+    control_loaded("hang=graphExecute:*")
+    tickets = [second.submit(name) for name in (low, normal, high)]
+    hang.wait(3)
+    control_loaded("clear", "unhang")
+    assert [second.status(t) for t in tickets] == [OK] * 3
+    long = Hang()
+    running = first.submit(slow)
+    long.wait()
+    behind = second.submit(normal)  # taken, and cannot start
+    wait_until(lambda: stage.stats(second.session)[0] == 1, "it is queued")
+    done = second.client.run(high, 10_000_000_000)
+    assert isinstance(done, tuple), "the second submission was not noticed"
+    assert second.client.cancel(behind)
+    assert second.status(behind) == CANCELLED
+    long.end()
+    assert first.status(running) == OK

@@ -173,11 +173,12 @@ static bool unwatched_for_long(const qb_executor *ex) {
 /* Is it on this thread, which has found nothing to do, to look at the rings? When somebody sleeps on
  * the doorbells already, only if it has just executed: the kernel wakes the latest sleeper first, so
  * one thread does all the work for as long as one is enough. That saves a wake-up beside each long
- * execute, and what a library keeps for every thread that has executed. */
+ * execute, and what a library keeps for every thread that has executed. But rings that were told not
+ * to ring must not be left so: whoever finds some looks after them until they are told again. */
 static bool may_lead(const qb_executor *ex, bool busy) {
     if (ex->leading)
         return false;
-    return ex->unwatched ? unwatched_for_long(ex) : busy || !ex->sleepers;
+    return ex->unwatched ? unwatched_for_long(ex) : busy || ex->awake || !ex->sleepers;
 }
 
 /* Waits to be wanted, or until the time comes (0: never). */
@@ -225,7 +226,9 @@ static void follow(qb_executor *ex) {
  *     who sleeps has just looked; what makes something startable from outside calls qb_wake_worker;
  *     the end of a hold is in the timeouts.
  *  2. Somebody watches the doorbells, or is awake and will, or an execute is under way that has always
- *     been short, and a deputy looks after that. There is one thread more than can execute. */
+ *     been short, and a deputy looks after that. There is one thread more than can execute.
+ *  3. Nobody sleeps, on the doorbells or as a follower, while rings are told not to ring, unless
+ *     another thread leads or the case is that of a short execute. */
 static void *worker(void *arg) {
     qb_executor *ex = arg;
     bool busy = false; /* has executed since it last slept */
@@ -233,6 +236,7 @@ static void *worker(void *arg) {
     for (;;) {
         qb_submission *sub = qb_sched_pick(ex);
         if (sub) {
+            ex->fruitless = 0;
             handle(ex, sub);
             busy = true;
         } else if (ex->stopping) {

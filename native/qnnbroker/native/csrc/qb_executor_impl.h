@@ -115,7 +115,8 @@ struct qb_executor {
     uint32_t thread_count;
     bool stopping, started;
 
-    bool leading;      /* somebody looks at the rings; one at a time */
+    bool leading;       /* somebody looks at the rings; one at a time */
+    uint32_t fruitless; /* looks that took submissions of which none could start, one after the other */
     uint32_t sleepers; /* threads that wait for doorbells; the kernel wakes the latest first */
     /* A short execute under way without a leader, by number (0: none); its thread leads after it. */
     uint64_t unwatched, unwatched_count, unwatched_since;

@@ -2,10 +2,13 @@
  * The leader: one thread that watches the rings of all sessions, polled or rung. */
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "qb_counters.h"
 #include "qb_doorbell.h"
 #include "qb_executor_impl.h"
+
+enum { FRUITLESS_LOOKS = 32, BREATH_NS = 50000 };
 
 /* ---- which sessions are polled ---------------------------------------------------------------- */
 
@@ -165,8 +168,22 @@ static bool prepare_to_sleep(qb_executor *ex) {
     return false;
 }
 
+/* A client that submits only what is refused, as fast as it can, would keep its leader looking with the
+ * lock held, and everybody else out. */
+static void breathe(qb_executor *ex) {
+    struct timespec pause = {0, BREATH_NS};
+    if (++ex->fruitless < FRUITLESS_LOOKS)
+        return;
+    ex->fruitless = FRUITLESS_LOOKS / 2;
+    pthread_mutex_unlock(&ex->lock);
+    nanosleep(&pause, NULL);
+    pthread_mutex_lock(&ex->lock);
+}
+
 void qb_lead(qb_executor *ex) {
     bool found = drain_awake(ex) || spin(ex) || prepare_to_sleep(ex);
+    if (found && !qb_sched_can_pick(ex))
+        breathe(ex);
     ex->leading = false;
     if (found || ex->stopping)
         return;
@@ -176,6 +193,7 @@ void qb_lead(qb_executor *ex) {
     int64_t timeout = -1;
     if (ex->hold_until > now) /* bands are held back: nobody else would wake us */
         timeout = (int64_t)(ex->hold_until - now);
+    ex->fruitless = 0;
     ex->sleepers++;
     pthread_mutex_unlock(&ex->lock);
     int n = qb_waiter_wait(ex->waiter, keys, 64, timeout);
@@ -202,9 +220,9 @@ void qb_leave_watch(qb_executor *ex) {
         qb_wake_follower(ex);
         return;
     }
-    while (prepare_to_sleep(ex))
-        continue; /* as much as the sessions may have in flight, no more */
-    if (qb_sched_can_pick(ex))
+    for (int i = 0; i < 2 && prepare_to_sleep(ex); i++)
+        continue;
+    if (ex->awake || qb_sched_can_pick(ex)) /* there is always more: somebody else must look */
         qb_wake_worker(ex);
 }
 
