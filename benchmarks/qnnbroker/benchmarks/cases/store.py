@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,7 @@ from .. import models
 from ..brokers import Broker, broker
 from ..mutants import BINARY_NAME, Original, mutants
 from ..processes import Child
-from ..rows import Mode, Row, Target, spread
+from ..rows import Mode, Row, Target, against, spread
 from ..usage import MIB, total_pss_mib
 
 ORDER = 60
@@ -58,6 +59,7 @@ def run(mode: Mode) -> list[Row]:
     large = models.large(mode)
     rows = _cold(large, mode.pick(1, 3, 7))
     rows += _resident(large, mode.pick(2, 20, 50))
+    rows += _beside(large, mode.pick(0.5, 4.0, 20.0))
     rows += _mutants(mode.pick(30, 100, 500))
     return rows + _soak(*mode.pick((2, 4), (20, 120), (100, 1000)))
 
@@ -115,6 +117,31 @@ def _resident(model: models.RealModel, count: int) -> list[Row]:
     ]
 
 
+def _beside(model: models.RealModel, seconds: float) -> list[Row]:
+    """Runs of another client, alone and while the large context is loaded over and over."""
+    small = models.graph("conv")
+    with (
+        broker("qnn", verify="never") as where,
+        Child() as child,
+        connect(where.directory) as loader,
+    ):
+        child.ask("clients:attach", directory=str(where.directory), path=str(small.wrapper))
+        child.ask("clients:run", count=20)
+        alone = child.ask("clients:stream", start_ns=time.monotonic_ns(), seconds=seconds)
+        child.send("clients:stream", start_ns=time.monotonic_ns(), seconds=seconds)
+        end, loads = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            loader.load(model.wrapper).unload()
+            loads += 1
+        loaded = child.receive()
+    case = f"a 1.2 ms graph of another client, while a {model.label} is loaded again and again"
+    before = spread(
+        "a 1.2 ms graph of a client, nothing loads", alone["total_ns"], "ms", scale=1e-6
+    )
+    during = spread(case, loaded["total_ns"], "ms", scale=1e-6)
+    return [*before, *against(during, before), Row(case, "loads", loads, "")]
+
+
 def _mutants(count: int) -> list[Row]:
     """Damaged models, one after the other, beside a client that goes on working."""
     survived = refused = 0
@@ -155,7 +182,7 @@ def _mutants(count: int) -> list[Row]:
 
 def _steady_result(session: Session) -> Callable[[], bool]:
     """Runs a model of the session's, and says whether the result is what it was at first."""
-    model = session.load(models.graph("dense").wrapper)
+    model = session.load(models.graph("conv").wrapper)
     binding = model.graph.bind()
     inside, outside = binding.arrays()
     for array in inside.values():
@@ -189,7 +216,7 @@ def _original() -> Iterator[tuple[Original, Path]]:
 
 def _soak(start: int, end: int) -> list[Row]:
     """Load, run and unload several models, over and over; one at a time, so none stays."""
-    wrappers = [models.graph(name).wrapper for name in ("cnn", "dense")]
+    wrappers = [models.graph(name).wrapper for name in ("gather", "conv", "cnn")]
     readings = {}
     with broker("qnn", verify="never") as where, connect(where.directory) as session:
         for cycle in range(1, end + 1):
