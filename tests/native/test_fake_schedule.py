@@ -105,7 +105,8 @@ def test_setting_the_priority_of_an_executing_graph_waits_for_its_end(tmp_path: 
     assert "set" not in loaded.threads.results
     loaded.let_go()
     names = [call.name for call in loaded.raw.calls() if call.name.startswith("graph")]
-    assert names[-2:] == ["graphExecute", "graphSetConfig"]
+    # Both end at once; which writes its line first is open.
+    assert sorted(names[-2:]) == ["graphExecute", "graphSetConfig"]
 
 
 @pytest.mark.parametrize(("priority", "code"), [(0, 0), (500, 0), (501, 6000), (0x7FFFFFFF, 6000)])
