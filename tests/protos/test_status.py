@@ -218,6 +218,8 @@ def test_the_contract_on_paper_has_the_same_table() -> None:
     for key in (status.ERROR_METADATA_KEY, status.SESSION_METADATA_KEY):
         assert f"| `{key}` |" in text
     assert f"at most {status.MAX_DETAIL_BYTES} bytes" in text
+    for code, (cls, reason) in status.COMPLETION.items():
+        assert f"| {code} | {cls.__name__} | `{reason}`" in text
 
 
 def test_the_native_executor_has_the_same_completion_codes() -> None:
