@@ -74,6 +74,7 @@ class CommandLine:
         ours = {
             "QNNBROKER_RUNTIME_DIR": str(self.runtime_dir),
             "XDG_CONFIG_HOME": str(self.home / "config"),
+            "XDG_CACHE_HOME": str(self.home / "cache"),
             "TERM": "dumb",
             # Warnings of our own code are defects; the interpreter prints them on stderr.
             "PYTHONWARNINGS": "default",
