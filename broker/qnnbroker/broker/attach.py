@@ -377,4 +377,5 @@ class Connection:
         for fd in self.take_fds():
             os.close(fd)
         self._drop_pidfd()
+        self._failure = None  # its traceback holds our frames, and all that those hold
         self._socket.close()
