@@ -44,6 +44,29 @@ def test_a_submission_to_a_parked_binding_waits_until_it_is_revived(stage: Stage
     assert stage.status(stage.submit(binding)) == OK
 
 
+def test_a_binding_is_wanted_only_while_it_is_parked_and_somebody_waits(stage: Stage) -> None:
+    session = stage.session()
+    binding = stage.bind(session)
+    assert not binding.wanted
+    binding.park()
+    assert not binding.wanted
+    first = stage.submit(binding)
+    stage.wait_event("binding_wanted", binding)
+    assert binding.wanted
+    second = stage.submit(binding)  # tells it once more, or not
+    wait_until(lambda: stage.stats(session)[0] == 2, "both wait")
+    assert binding.revive(stage.runnables[0])
+    assert not binding.wanted
+    assert [stage.status(t) for t in (first, second)] == [OK, OK]
+    binding.park()
+    assert not binding.wanted
+    third = stage.submit(binding)
+    wait_until(lambda: binding.wanted, "one waits again")
+    binding.release()
+    assert not binding.wanted
+    assert stage.status(third) == STALE
+
+
 def test_parking_waits_for_what_runs_and_puts_the_rest_aside(stage: Stage) -> None:
     session = stage.session()
     hang = Hang()

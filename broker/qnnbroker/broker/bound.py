@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from qnnbroker.native.executor import ExecutorBinding, ExecutorSession
-from qnnbroker.protos.errors import BrokerError
+from qnnbroker.protos.errors import BackendError, BrokerError
 from qnnbroker.protos.status import completion_number
 
 from .backends.base import ClosableRunnable, Span
@@ -49,7 +49,6 @@ class BoundGraph:
         self.graph = graph
         self._inputs, self._outputs = inputs, outputs
         self._when_gone = when_gone
-        self._wanted = False
         self._held = False
         self.parked_count = 0
         #: Released, and nothing of it is left.
@@ -85,7 +84,7 @@ class BoundGraph:
     def let_go(self) -> None:
         """May be revived again, and is if somebody waits for that."""
         self._held = False
-        if self._wanted and self._runnable is None:
+        if self._runnable is None and self.native.wanted:
             self._revive()
 
     def release(self) -> None:
@@ -112,12 +111,13 @@ class BoundGraph:
                 self._when_gone()
             return
         self.parked_count += 1
-        if self._wanted and not self._held:
+        if self.native.wanted and not self._held:
             self._revive()
 
     def on_wanted(self) -> None:
-        self._wanted = True
-        if self._runnable is None and not self._held:
+        # Asked again: an earlier revival may have answered this already, and one that nobody waits
+        # for would undo the parking.
+        if self._runnable is None and not self._held and self.native.wanted:
             self._revive()
 
     @property
@@ -156,12 +156,15 @@ class BoundGraph:
             self._close(runnable)
 
     def _revive(self) -> None:
-        self._wanted = False
         try:
             runnable = self._build()
         except BrokerError as error:
             log.warning("graph %s could not be bound again: %s", self.graph.name, error)
             self.native.fail_waiting(completion_number(error))
+            return
+        except Exception:
+            log.exception("graph %s could not be bound again", self.graph.name)
+            self.native.fail_waiting(completion_number(BackendError("", reason="INTERNAL")))
             return
         if self.native.revive(runnable):
             self._runnable = runnable

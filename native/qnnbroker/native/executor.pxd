@@ -65,6 +65,7 @@ cdef extern from "qb_executor.h" nogil:
     bint qb_binding_park(qb_binding *b)
     bint qb_binding_revive(qb_binding *b, qb_runnable *runnable)
     void qb_binding_fail_waiting(qb_binding *b, uint32_t status, uint64_t qnn_code)
+    bint qb_binding_is_wanted(qb_binding *b)
     bint qb_binding_is_idle(qb_binding *b)
     uint64_t qb_binding_last_error(qb_binding *b)
     void qb_binding_free(qb_binding *b)

@@ -258,6 +258,11 @@ cdef class ExecutorBinding:
             raise OSError(error, os.strerror(error))
 
     @property
+    def wanted(self):
+        """It is parked and a submission waits for it: what `binding_wanted` said may be over."""
+        return self.ptr is not NULL and bool(qb_binding_is_wanted(self.ptr))
+
+    @property
     def last_error(self):
         """The QNN code of its last execute that failed; 0 when none did, or it is gone."""
         return 0 if self.ptr is NULL else qb_binding_last_error(self.ptr)

@@ -119,6 +119,9 @@ QB_EXPORT bool qb_binding_park(qb_binding *b);
 QB_EXPORT bool qb_binding_revive(qb_binding *b, qb_runnable *runnable);
 /* The revival failed: the waiting submissions complete with `status`. It stays parked. */
 QB_EXPORT void qb_binding_fail_waiting(qb_binding *b, uint32_t status, uint64_t qnn_code);
+/* Does a submission wait for this parked binding? What an owner asks after
+ * QB_EVENT_BINDING_PARKED_WANTED, which may have been answered by an earlier revival. */
+QB_EXPORT bool qb_binding_is_wanted(qb_binding *b);
 /* Does nothing use the runnable now? What an owner asks after QB_EVENT_BINDING_IDLE, since the
  * binding may have been revived meanwhile. */
 QB_EXPORT bool qb_binding_is_idle(qb_binding *b);

@@ -181,6 +181,13 @@ void qb_binding_fail_waiting(qb_binding *b, uint32_t status, uint64_t qnn_code) 
     pthread_mutex_unlock(&b->session->ex->lock);
 }
 
+bool qb_binding_is_wanted(qb_binding *b) {
+    pthread_mutex_lock(&b->session->ex->lock);
+    bool wanted = b->state == QB_PARKED && b->waiting.head;
+    pthread_mutex_unlock(&b->session->ex->lock);
+    return wanted;
+}
+
 bool qb_binding_is_idle(qb_binding *b) {
     pthread_mutex_lock(&b->session->ex->lock);
     bool idle = qb_binding_idle_now(b);
