@@ -7,7 +7,7 @@ NATIVE := $(wildcard native/CMakeLists.txt native/qnnbroker/native/*.pyx native/
 
 SANITIZED := build/asan
 
-.PHONY: asan install native demo test soak lint types format proto docs cli-reference bench clean
+.PHONY: asan install native demo test stress soak lint types format proto docs cli-reference bench clean
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,11 @@ demo: install
 
 test: install
 	$(PY) -m pytest tests
+
+# Ten million messages through the rings, under sanitizers too, and a minute of mixed clients.
+stress: install
+	QNNBROKER_STRESS=1 $(PY) -m pytest tests/native/test_ring_stress.py \
+	  tests/native/test_ring_machine.py tests/processes/test_hot_path.py
 
 # Clients come and go, some are killed; the memory is drawn in build/soak/pss.png.
 soak: install
