@@ -25,7 +25,7 @@ from rich.table import Table
 
 import zoo
 from demo_processes import Broker, DemoError, Worker, WorkerResult
-from process_memory import pss_bytes, with_descendants
+from qnnbroker.benchmarks.usage import total_pss, with_descendants
 from zoo.magika import samples
 
 MODEL = "magika_fused"
@@ -161,10 +161,9 @@ def measure(title: str, first: Worker, second: Worker, broker: Broker | None) ->
         for worker in (first, second):
             for _ in worker.answers():
                 progress.advance(task)
-        memory = {worker.name: pss_bytes(worker.pid) for worker in (first, second)}
+        memory = {worker.name: total_pss([worker.pid]) for worker in (first, second)}
         if broker is not None:
-            pids = with_descendants(broker.pid)
-            memory = {"broker": sum(pss_bytes(pid) for pid in pids), **memory}
+            memory = {"broker": total_pss(with_descendants(broker.pid)), **memory}
     return Measured(first.result(), second.result(), memory)
 
 

@@ -2,6 +2,10 @@
 """The parts of the benchmarks: numbers, turns, the yardstick, the processes, the pictures."""
 
 import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,6 +95,58 @@ def test_an_idle_client_is_seen_with_its_memory_and_cpu_time() -> None:
         assert usage.cpu_ns([child.pid]) > before
         found = usage.memory(child.pid)
     assert 0 < found.private_bytes <= found.pss_bytes < 1 << 30
+
+
+def test_the_family_of_a_process_is_found_whichever_of_its_threads_started_it() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        # Its stdin ends it, and a name with brackets and spaces must not confuse anybody.
+        child = thread.submit(named_like_a_trap).result()
+        with child:
+            assert child.pid in usage.with_descendants(os.getpid())
+            assert usage.with_descendants(child.pid) == [child.pid]
+    assert child.pid not in usage.with_descendants(os.getpid())
+
+
+def named_like_a_trap() -> subprocess.Popen[bytes]:
+    """A child whose name in /proc is ") Z 1 (", once it has that name."""
+    naming = "import sys; open('/proc/self/comm', 'w').write(') Z 1 ('); print(flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{naming}; sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_threads_that_come_and_go_disturb_no_measurement() -> None:
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+
+    churning = threading.Thread(target=churn)
+    churning.start()
+    try:
+        for _ in range(200):
+            assert usage.with_descendants(os.getpid())[0] == os.getpid()
+            assert usage.cpu_ns([os.getpid()]) > 0
+    finally:
+        stop.set()
+        churning.join()
+
+
+def test_a_process_that_has_ended_takes_nothing() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert usage.total_pss([process.pid]) == 0  # ended, not collected
+        with pytest.raises(ProcessLookupError, match=str(process.pid)):
+            usage.memory(process.pid)
+    assert usage.total_pss([process.pid]) == usage.cpu_ns([process.pid]) == 0
 
 
 @pytest.mark.processes

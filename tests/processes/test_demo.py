@@ -14,7 +14,7 @@ import demo
 import zoo
 from demo import Measured, Sample
 from demo_processes import Answer, DemoError, Worker, WorkerResult
-from process_memory import pss_bytes, with_descendants
+from qnnbroker.benchmarks.usage import with_descendants
 
 DEMO = Path(demo.__file__)
 
@@ -94,11 +94,3 @@ def test_an_application_that_cannot_start_is_reported_in_its_own_words(tmp_path:
         worker.start()
         with pytest.raises(DemoError, match=r"(?s)ended before its time: .*BrokerUnavailable"):
             worker.wait_first_answer()
-
-
-def test_memory_is_that_of_the_process_and_what_it_started() -> None:
-    family = with_descendants(os.getpid())
-    assert family[0] == os.getpid()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
-        assert child.pid in with_descendants(os.getpid())
-        assert 0 < pss_bytes(child.pid) < pss_bytes(os.getpid())

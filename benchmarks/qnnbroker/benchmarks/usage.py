@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What processes use: memory, shared pages counted by share, and CPU time."""
 
+import contextlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,36 +26,61 @@ def memory(pid: int) -> Memory:
     """Of that process.
 
     Raises:
-        OSError: no such process, or not ours to look at.
+        ProcessLookupError: no such process, or it has ended and only waits to be collected.
+        OSError: not ours to look at.
     """
+    try:
+        _, *lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ValueError) as error:
+        raise ProcessLookupError(f"process {pid} has no memory; it has ended") from error
     fields = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+    for line in lines:
         key, value, *_ = line.replace(":", " ").split()
         fields[key] = int(value) * 1024
     return Memory(fields["Pss"], fields["Private_Clean"] + fields["Private_Dirty"])
 
 
-def total_pss_mib(pids: Iterable[int]) -> float:
-    """All of them together, in MiB."""
-    return sum(memory(pid).pss_bytes for pid in pids) / MIB
+def total_pss(pids: Iterable[int]) -> int:
+    """All of them together, in bytes; one that has ended takes none."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            total += memory(pid).pss_bytes
+    return total
 
 
 def with_descendants(pid: int) -> list[int]:
-    """The process and everything it started that still runs."""
+    """The process and everything it started that still runs.
+
+    Whoever ends while we look may or may not be among them. From /proc/PID/stat, which tells the
+    parent at one moment: the lists of children are kept by thread, and move to another thread of
+    the parent when theirs ends.
+    """
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # The name is in brackets and may hold spaces and brackets itself.
+            _, _, fields = (process / "stat").read_text().rpartition(")")
+            state, parent_pid, *_ = fields.split()
+            if state not in "ZX":
+                children.setdefault(int(parent_pid), []).append(int(process.name))
     found = [pid]
     for parent in found:  # grows while it is walked
-        for task in Path(f"/proc/{parent}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
+        found += children.get(parent, [])
     return found
 
 
 def cpu_ns(pids: Iterable[int]) -> int:
     """CPU time that all threads of these processes have used so far, to the ns.
 
-    Threads that have ended do not count.
+    Threads and processes that have ended do not count.
     """
     total = 0
     for pid in pids:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
+        with contextlib.suppress(FileNotFoundError):
+            tasks = os.listdir(f"/proc/{pid}/task")
+            for task in tasks:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    times = Path(f"/proc/{pid}/task/{task}/schedstat").read_text()
+                    total += int(times.split()[0])
     return total

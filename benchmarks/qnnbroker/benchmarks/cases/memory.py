@@ -14,7 +14,7 @@ from .. import models
 from ..brokers import broker
 from ..processes import Child, ask_all, children
 from ..rows import Mode, Row, Target
-from ..usage import MIB, memory, total_pss_mib, with_descendants
+from ..usage import MIB, memory, total_pss, with_descendants
 
 ORDER = 5
 TARGETS = [
@@ -75,7 +75,7 @@ class _Readings:
                 joined = _join(stack, members, count)
                 ask_all(joined, "inprocess:create", wrapper=wrapper)
                 ask_all(joined, "inprocess:run", count=runs)
-                found.alone[count] = total_pss_mib(child.pid for child in members)
+                found.alone[count] = total_pss(child.pid for child in members) / MIB
             found.private_alone = _private(members)
         with contextlib.ExitStack() as stack:
             where = stack.enter_context(broker("qnn"))
@@ -85,8 +85,8 @@ class _Readings:
                 ask_all(joined, "clients:attach", directory=str(where.directory), path=wrapper)
                 ask_all(joined, "clients:run", count=max(0, runs - 1))
                 pids = with_descendants(where.pid)
-                found.broker = total_pss_mib(pids)
-                found.shared[count] = found.broker + total_pss_mib(m.pid for m in members)
+                found.broker = total_pss(pids) / MIB
+                found.shared[count] = found.broker + total_pss(m.pid for m in members) / MIB
             found.private_client = _private(members)
             # After the totals, whose shared pages they would share too.
             bare = stack.enter_context(children(2))

@@ -23,7 +23,7 @@ from ..brokers import Broker, broker
 from ..mutants import BINARY_NAME, Original, mutants
 from ..processes import Child
 from ..rows import Mode, Row, Target, against, spread
-from ..usage import MIB, total_pss_mib
+from ..usage import MIB, memory
 
 ORDER = 60
 TARGETS = [
@@ -153,7 +153,7 @@ def _mutants(count: int) -> list[Row]:
     ):
         check = _steady_result(bystander)
         check()
-        before = total_pss_mib([where.pid])
+        before = memory(where.pid).pss_bytes / MIB
         for mutant in mutants(original, count, scratch):
             try:
                 session.load(mutant.path).unload()
@@ -162,7 +162,7 @@ def _mutants(count: int) -> list[Row]:
             if session.server_info().pid != where.pid or not check():
                 break
             survived += 1
-        growth = total_pss_mib([where.pid]) - before
+        growth = memory(where.pid).pss_bytes / MIB - before
     case = f"{count} damaged models"
     return [
         Row(case, "refused", refused, ""),
@@ -225,7 +225,7 @@ def _soak(start: int, end: int) -> list[Row]:
                     binding.run()
             if cycle in (start, end):
                 _wait_freed(where, session)
-                readings[cycle] = total_pss_mib([where.pid])
+                readings[cycle] = memory(where.pid).pss_bytes / MIB
     case = f"cycles {start} to {end} of load, run, unload over {len(wrappers)} models"
     growth = Row(case, "PSS growth", readings[end] - readings[start], "MiB")
     return [
