@@ -68,6 +68,21 @@ def test_a_run_tells_its_times(path: Path) -> None:
     go(work)
 
 
+def test_the_next_submission_is_told_to_whoever_asks_before_it(path: Path) -> None:
+    async def work() -> None:
+        async with running() as service:
+            runs = await Runs.make(service, path)
+            first = service.executor.next_submission()
+            assert service.executor.next_submission() is first
+            await asyncio.gather(runs.start(), first)
+            second = service.executor.next_submission()
+            assert second is not first
+            assert not second.done()
+            await asyncio.gather(runs.start(), second)
+
+    go(work)
+
+
 def test_a_cancelled_task_takes_its_submission_out_of_the_queue(path: Path) -> None:
     async def work() -> None:
         async with running() as service:

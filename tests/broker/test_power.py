@@ -90,15 +90,30 @@ def run_governor(
     open_port: Callable[[], Any],
     **options: Any,
 ) -> pb.PowerInfo:
-    """Runs a governor; each step wants some modes until something is true of it."""
+    """Runs a governor; each step wants some modes until something is true of it.
+
+    A look beside which nobody asks for the next submission is one that may miss it.
+    """
 
     async def scenario() -> pb.PowerInfo:
         wanted: list[str] = []
+        submission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def next_submission() -> asyncio.Future[None]:
+            nonlocal submission
+            if submission.done():
+                submission = asyncio.get_running_loop().create_future()
+            return submission
+
         config = BrokerConfig(perf_hold_seconds=0.0, perf_idle_seconds=0.05, **options)
-        governor = PowerGovernor(config, open_port, lambda: (wanted, True), emulated=False)
+        governor = PowerGovernor(
+            config, open_port, lambda: wanted, next_submission, emulated=False
+        )
         governor.start()
         for modes, reached in steps:
             wanted[:] = modes
+            if modes and not submission.done():
+                submission.set_result(None)
             async with asyncio.timeout(20):
                 while not reached(governor):
                     await asyncio.sleep(0.001)
@@ -123,6 +138,28 @@ def test_the_governor_opens_votes_and_takes_the_vote_back() -> None:
     assert info.votes_total == 3
     assert set(info.seconds) == {"none", "balanced", "burst"}
     assert (info.ceiling, info.detail) == ("burst", "")
+
+
+def test_without_work_it_does_not_look_again() -> None:
+    looks = 0
+
+    def wanted() -> list[str]:
+        nonlocal looks
+        looks += 1
+        return []
+
+    async def scenario() -> None:
+        submission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        governor = PowerGovernor(
+            BrokerConfig(), lambda: Port([]), wanted, lambda: submission, emulated=False
+        )
+        governor.start()
+        for _ in range(100):  # turns of the loop: whatever is due has run
+            await asyncio.sleep(0)
+        assert looks == 1
+        await governor.close()
+
+    asyncio.run(scenario())
 
 
 def test_without_an_infrastructure_it_says_so_and_goes_on_without() -> None:

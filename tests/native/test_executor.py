@@ -81,6 +81,18 @@ def test_the_submissions_of_a_session_run_in_their_order(stage: Stage) -> None:
     assert stage.order() == tickets
 
 
+def test_who_asks_hears_of_the_next_submission_and_of_no_other(stage: Stage) -> None:
+    binding = stage.bind(stage.session())
+    ran = [stage.submit(binding)]
+    assert stage.status(ran[0]) == OK
+    assert ("active",) not in stage.events
+    stage.executor.tell_next()
+    stage.executor.tell_next()  # twice is once
+    ran += [stage.submit(binding) for _ in range(3)]
+    assert [stage.status(ticket) for ticket in ran] == [OK] * 4
+    assert stage.events.count(("active",)) == 1
+
+
 def test_more_events_than_one_drain_takes_are_all_drained(stage: Stage) -> None:
     session = stage.session(max_in_flight=0)
     hang, first = run_slow(stage, session)

@@ -192,7 +192,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             zero_copy_of(request.zero_copy),
         )
         bound = binding.bound
-        self._service.power.poke()
         return pb.CreateBindingResponse(
             binding_id=binding.binding_id,
             memory_path=pb.MEMORY_PATH_REGISTERED if bound.registered else pb.MEMORY_PATH_RAW,

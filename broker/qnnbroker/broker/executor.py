@@ -63,6 +63,7 @@ class LoopExecutor:
         self._broken: dict[ExecutorSession, Callable[[], None]] = {}
         self._session_idle: dict[ExecutorSession, Callable[[], None]] = {}
         self._next: asyncio.Future[None] | None = None
+        self._active: asyncio.Future[None] | None = None
         self._native.start()
         self._fd = self._native.fileno()
         self._loop.add_reader(self._fd, self._on_events)
@@ -82,6 +83,13 @@ class LoopExecutor:
         if self._next is None:
             self._next = self._loop.create_future()
         await asyncio.shield(self._next)
+
+    def next_submission(self) -> asyncio.Future[None]:
+        """Done with the next submission of any session, by ring or by call; one for all who ask."""
+        if self._active is None or self._active.done():
+            self._active = self._loop.create_future()
+            self._native.tell_next()
+        return self._active
 
     def session(self, session_id: int, *, max_in_flight: int, weight: int = 1) -> ExecutorSession:
         """A native session for one client."""
@@ -156,6 +164,9 @@ class LoopExecutor:
                 call(bound.on_wanted if bound else None)
             elif event[0] == "session_idle":
                 call(self._session_idle.pop(event[1], None))
+            elif event[0] == "active":
+                if self._active is not None and not self._active.done():
+                    self._active.set_result(None)
             else:
                 call(self._broken.pop(event[1], None))
         if self._next is not None and not self._next.done():

@@ -4,7 +4,8 @@
 The highest mode wanted by a session that has work in flight applies, up to the operator's ceiling.
 A higher one applies at once; a lower one only after the higher has not been wanted for a while, so
 that the vote does not flap; and none at all after some idle time. What runs never waits for a vote:
-the broker looks at its sessions a few dozen times a second, and votes on a thread of its own.
+the broker votes on a thread of its own. It looks at its sessions a few dozen times a second while a
+vote stands, and otherwise not before the executor tells of a submission: an idle broker sleeps.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from .config import PERF_MODES, BrokerConfig
 
 log = logging.getLogger(__name__)
 
-#: Between two looks: while bindings are there, and while a vote stands without any.
+#: Between two looks: while a vote stands, and while there is work that wants none.
 BUSY_SECONDS = 0.025
 QUIET_SECONDS = 0.1
 
@@ -119,7 +120,8 @@ class PowerGovernor:
 
     Args:
         open_port: makes a client of the infrastructure; raises when there is none.
-        wanted: the modes of sessions with work, and whether any session has bindings.
+        wanted: the modes of sessions that have worked since it was last asked.
+        next_submission: a future that is done with the next submission of anybody.
         emulated: votes are taken without effect.
     """
 
@@ -127,7 +129,8 @@ class PowerGovernor:
         self,
         config: BrokerConfig,
         open_port: Callable[[], PowerPort],
-        wanted: Callable[[], tuple[list[str], bool]],
+        wanted: Callable[[], list[str]],
+        next_submission: Callable[[], asyncio.Future[None]],
         *,
         emulated: bool,
     ) -> None:
@@ -137,10 +140,10 @@ class PowerGovernor:
         )
         self._open_port = open_port
         self._wanted = wanted
+        self._next_submission = next_submission
         self._port: PowerPort | None = None
         self._thread = ThreadPoolExecutor(1, "qnnbroker-power")
         self._task: asyncio.Task[None] | None = None
-        self._poked = asyncio.Event()
         self._applied = ""
         self._since = time.monotonic()
         self._seconds: dict[str, float] = {}
@@ -151,23 +154,19 @@ class PowerGovernor:
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
-    def poke(self) -> None:
-        """Something was bound: there may be work soon."""
-        self._poked.set()
-
     async def _run(self) -> None:
         while not self._broken:
-            wanted, any_bindings = self._wanted()
+            submission = self._next_submission()  # first: what comes while we look is told
+            wanted = self._wanted()
             mode = self._policy.decide(wanted, time.monotonic())
             if mode != self._applied:
                 await self._apply(mode)
-            if any_bindings:
-                await asyncio.sleep(BUSY_SECONDS if self._applied else QUIET_SECONDS)
-            elif self._applied:
+            if self._applied:
+                await asyncio.sleep(BUSY_SECONDS)
+            elif wanted:
                 await asyncio.sleep(QUIET_SECONDS)
             else:
-                self._poked.clear()
-                await self._poked.wait()
+                await asyncio.shield(submission)
 
     async def _apply(self, mode: str) -> None:
         loop = asyncio.get_running_loop()

@@ -58,7 +58,11 @@ class BrokerService:
         #: The backend is being made anew; what needs it waits or is refused.
         self.resetting = False
         self.power = PowerGovernor(
-            config, backend.open_power, self._power_wishes, emulated=backend.info.emulated
+            config,
+            backend.open_power,
+            self._power_wishes,
+            executor.next_submission,
+            emulated=backend.info.emulated,
         )
         self.started = time.monotonic()
         self.copied_bytes = 0
@@ -93,17 +97,16 @@ class BrokerService:
             power=self.power.info(),
         )
 
-    def _power_wishes(self) -> tuple[list[str], bool]:
-        """Modes of the sessions that worked since the last look; whether there are bindings."""
-        wanted, bindings = [], False
+    def _power_wishes(self) -> list[str]:
+        """Modes of the sessions that worked since the last look."""
+        wanted = []
         for session in self.sessions:
-            bindings = bindings or len(session.bindings) > 0
             stats = session.executor_session.statistics()
             runs = stats["run_count"] + stats["error_count"]
             if stats["in_flight"] or runs != session.runs_seen:
                 wanted.append(session.perf_mode or self.config.session_perf_mode)
             session.runs_seen = runs
-        return wanted, bindings
+        return wanted
 
     async def on_thread(self, work: Callable[[], T]) -> T:
         """`work` off the event loop: for calls into the library that may take long."""

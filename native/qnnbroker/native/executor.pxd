@@ -12,6 +12,7 @@ cdef extern from "qb_executor.h" nogil:
         QB_EVENT_BINDING_PARKED_WANTED
         QB_EVENT_SESSION_IDLE
         QB_EVENT_SESSION_BROKEN
+        QB_EVENT_ACTIVE
     ctypedef struct qb_executor:
         pass
     ctypedef struct qb_session:
@@ -51,6 +52,7 @@ cdef extern from "qb_executor.h" nogil:
     void qb_executor_free(qb_executor *ex)
     int qb_executor_event_fd(qb_executor *ex)
     size_t qb_executor_drain(qb_executor *ex, qb_event *out, size_t n)
+    void qb_executor_tell_next(qb_executor *ex)
     qb_session *qb_session_new(qb_executor *ex, uint64_t id, uint64_t cookie, uint32_t weight,
                                uint32_t max_in_flight)
     int qb_session_open_ring(qb_session *s, const void *client_file, void *broker_file,

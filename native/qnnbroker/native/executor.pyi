@@ -16,6 +16,7 @@ _Event = (
     | tuple[Literal["binding_wanted"], ExecutorBinding]
     | tuple[Literal["session_idle"], ExecutorSession]
     | tuple[Literal["session_broken"], ExecutorSession]
+    | tuple[Literal["active"]]
 )
 
 @disjoint_base
@@ -37,6 +38,7 @@ class Executor:
     def session(
         self, session_id: int, *, weight: int = 1, max_in_flight: int = 64
     ) -> ExecutorSession: ...
+    def tell_next(self) -> None: ...
     def drain(self) -> list[_Event]: ...
 
 @disjoint_base

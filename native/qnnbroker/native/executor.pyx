@@ -107,6 +107,11 @@ cdef class Executor:
         self._alive()
         return qb_executor_event_fd(self.ex)
 
+    def tell_next(self):
+        """Puts ("active",) among the events with the next submission of any session, once."""
+        self._alive()
+        qb_executor_tell_next(self.ex)
+
     def session(self, uint64_t session_id, *, uint32_t weight=1, uint32_t max_in_flight=64):
         """A session; `max_in_flight` 0 means no limit."""
         self._alive()
@@ -129,6 +134,7 @@ cdef class Executor:
             ("binding_wanted", ExecutorBinding)  a submission waits for it to be revived
             ("session_broken", ExecutorSession)  its ring makes no sense: end it
             ("session_idle", ExecutorSession)    nothing of it is left; its ring is closed
+            ("active",)                          the submission that `tell_next` asked for
 
         Never blocks.
         """
@@ -147,6 +153,8 @@ cdef class Executor:
                         "completed", events[i].session, events[i].ticket, events[i].status,
                         events[i].qnn_code, events[i].queue_ns, events[i].execute_ns,
                     ))
+                elif kind == QB_EVENT_ACTIVE:
+                    out.append(("active",))
                 elif kind == QB_EVENT_SESSION_IDLE:
                     s = self.sessions.pop(events[i].cookie, None)
                     if s is not None:

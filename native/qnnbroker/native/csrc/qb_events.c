@@ -128,6 +128,8 @@ size_t qb_executor_drain(qb_executor *ex, qb_event *out, size_t n) {
         case QB_EVENT_SESSION_BROKEN:
             e->cookie = OWNER(qb_session, broken_node, node)->cookie;
             break;
+        case QB_EVENT_ACTIVE:
+            break;
         case QB_EVENT_BINDING_IDLE:
             e->cookie = OWNER(qb_binding, idle_node, node)->cookie;
             break;
@@ -147,6 +149,12 @@ size_t qb_executor_drain(qb_executor *ex, qb_event *out, size_t n) {
         done = next;
     }
     return count;
+}
+
+void qb_executor_tell_next(qb_executor *ex) {
+    pthread_mutex_lock(&ex->lock);
+    ex->tell_next = true;
+    pthread_mutex_unlock(&ex->lock);
 }
 
 int qb_executor_event_fd(qb_executor *ex) { return ex->event_fd; }

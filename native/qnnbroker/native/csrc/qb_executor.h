@@ -63,6 +63,7 @@ enum qb_event_kind {
     QB_EVENT_BINDING_PARKED_WANTED, /* a submission waits for this parked binding */
     QB_EVENT_SESSION_IDLE,          /* a closed session has nothing left: free it */
     QB_EVENT_SESSION_BROKEN,        /* its ring makes no sense: end the session */
+    QB_EVENT_ACTIVE,                /* the submission that qb_executor_tell_next asked to hear of */
 };
 
 typedef struct qb_event {
@@ -92,6 +93,9 @@ QB_EXPORT void qb_executor_free(qb_executor *ex);
 /* An eventfd, readable while events wait. */
 QB_EXPORT int qb_executor_event_fd(qb_executor *ex);
 QB_EXPORT size_t qb_executor_drain(qb_executor *ex, qb_event *out, size_t n);
+/* Posts QB_EVENT_ACTIVE with the next submission of anybody, once. For owners that do something only
+ * while there is work: they need not look again and again, and a run costs nothing more. */
+QB_EXPORT void qb_executor_tell_next(qb_executor *ex);
 
 /* weight: share of device time against others of the band, 1 is normal. max_in_flight 0: no limit
  * (then no ring). NULL: out of memory. */

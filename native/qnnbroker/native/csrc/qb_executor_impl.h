@@ -133,6 +133,9 @@ struct qb_executor {
     uint64_t hold_until; /* bands above `hold_band` start nothing before */
     uint32_t hold_band;
 
+    bool tell_next; /* the owner asked to hear of the next submission */
+    qb_node active_node;
+
     int event_fd;
     bool event_rung;
     qb_node *events_head, *events_tail;

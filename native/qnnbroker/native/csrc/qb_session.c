@@ -222,6 +222,10 @@ void qb_enqueue(qb_submission *sub, qb_binding *b) {
     b->queued++;
     sub->session->in_flight++;
     qb_count(QB_COUNT_SUBMISSION, 1);
+    if (b->session->ex->tell_next) {
+        b->session->ex->tell_next = false;
+        qb_post(b->session->ex, &b->session->ex->active_node, QB_EVENT_ACTIVE);
+    }
     qb_sched_push(sub->session, b->band, sub, false);
 }
 
