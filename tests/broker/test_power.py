@@ -106,9 +106,7 @@ def run_governor(
             return submission
 
         config = BrokerConfig(perf_hold_seconds=0.0, perf_idle_seconds=0.05, **options)
-        governor = PowerGovernor(
-            config, open_port, lambda: wanted, next_submission, emulated=False
-        )
+        governor = PowerGovernor(config, open_port, lambda: wanted, next_submission, emulated=False)
         governor.start()
         for modes, reached in steps:
             wanted[:] = modes

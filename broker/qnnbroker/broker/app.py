@@ -34,6 +34,7 @@ from .lock import BrokerLock
 from .models import ModelTable
 from .service import BrokerService
 from .sessions import SessionTable
+from .threads import FreshThreads
 from .verdicts import VerdictStore, default_directory
 from .verifying import Verifier
 from .version import broker_version
@@ -58,7 +59,7 @@ class Broker:
         self._server: grpc.aio.Server | None = None
         self._attach: AttachServer | None = None
         self._service: BrokerService | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: FreshThreads | None = None
         self._trial_threads: ThreadPoolExecutor | None = None
 
     @property
@@ -93,14 +94,16 @@ class Broker:
             self._listener = bind_listener(directory / ATTACH_SOCKET)
         loop = asyncio.get_running_loop()
         memory = BufferMemory(config)
-        self._backend = await loop.run_in_executor(None, open_backend, config, memory.probe_region)
+        self._threads = FreshThreads(config.load_threads, "qnnbroker-load")
+        self._backend = await loop.run_in_executor(
+            self._threads, open_backend, config, memory.probe_region
+        )
         self._log_fd = self._backend.log_fileno()
         if self._log_fd >= 0:
             loop.add_reader(self._log_fd, self._drain_log)
         executor = LoopExecutor(
             config.band_workers, config.band_priorities, spin_ns=config.spin_us * 1000
         )
-        self._threads = ThreadPoolExecutor(config.load_threads, "qnnbroker-load")
         contexts = ContextStore(
             self._backend,
             self._threads,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qnnbroker.protos.errors import BrokerError, SubmissionCancelled
 from qnnbroker.v1 import control_pb2 as pb
@@ -28,6 +28,8 @@ from .verifying import Verifier
 
 if TYPE_CHECKING:
     from .bound import BoundGraph
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +299,7 @@ class ContextStore:
             file.ensure(context.content_hash)
             return self.creator.create(file, spec, context.key.enabled_graphs)
 
-        spec = await loop.run_in_executor(self._threads, parse)
+        spec = await self.on_thread(parse)
         context.warnings = tuple(check_spec(spec, self._backend.info))
         for warning in context.warnings:
             log.warning("context %d: %s; the emulation does not mind", context.context_id, warning)
@@ -305,8 +307,12 @@ class ContextStore:
         if self._backend.info.emulated:
             check_class(spec, [c.spec for c in self._ids if c.spec])
         context.spec = spec  # from here on it counts for the class of those that follow
-        context.native = await loop.run_in_executor(self._threads, create, spec)
+        context.native = await self.on_thread(lambda: create(spec))
         self.settle(context)
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """`work` off the event loop: for calls into the library that may take long."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def settle(self, context: Context) -> None:
         """It was created: its file is let go, unless the backend goes on reading it."""
@@ -363,7 +369,7 @@ class ContextStore:
         native, context.native = context.native, None
         assert native is not None
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, native.close)
+            await self.on_thread(native.close)
         except BrokerError as error:
             log.error("context %d could not be freed: %s", context.context_id, error)
         else:

@@ -43,7 +43,7 @@ async def reset_backend(service: "BrokerService") -> pb.ResetBackendResponse:
             await service.executor.wait_event()
         await service.power.pause()
         await free_all(service, contexts)
-        await service.on_thread(service.backend.reset)
+        await service.contexts.on_thread(service.backend.reset)
         for context in contexts:
             await make_again(service, context)
         log.warning("the backend was reset: %d contexts, %d bindings", len(contexts), parked)
@@ -61,7 +61,7 @@ async def free_all(service: "BrokerService", contexts: list[Context]) -> None:
         native, context.native = context.native, None
         assert native is not None
         try:
-            await service.on_thread(native.close)
+            await service.contexts.on_thread(native.close)
         except BrokerError as error:
             log.info("context %d was gone already: %s", context.context_id, error)
 
@@ -75,7 +75,7 @@ async def make_again(service: "BrokerService", context: Context) -> None:
         file.ensure(context.content_hash)
         return creator.create(file, spec, context.key.enabled_graphs)
 
-    native = await service.on_thread(create)
+    native = await service.contexts.on_thread(create)
     context.native = native
     service.contexts.settle(context)
     views = [graph for model in service.models for graph in model.graphs]

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from qnnbroker.native.executor import BAND_NORMAL, ExecutorSession
 from qnnbroker.native.qnn_error import name_of
@@ -29,8 +28,6 @@ from .sessions import Session, SessionTable
 from .statistics import counters, graph_statistics, quantiles
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class BrokerService:
@@ -107,10 +104,6 @@ class BrokerService:
                 wanted.append(session.perf_mode or self.config.session_perf_mode)
             session.runs_seen = runs
         return wanted
-
-    async def on_thread(self, work: Callable[[], T]) -> T:
-        """`work` off the event loop: for calls into the library that may take long."""
-        return await asyncio.get_running_loop().run_in_executor(None, work)
 
     async def reset_backend(self) -> pb.ResetBackendResponse:
         """See `reset`."""

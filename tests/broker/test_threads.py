@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thread for each call: limits, order, ends."""
+
+import threading
+from concurrent.futures import CancelledError, wait
+
+import pytest
+from tests.waiting import wait_until
+
+from qnnbroker.broker.threads import FreshThreads
+
+
+def test_every_call_has_a_thread_of_its_own_that_ends_with_it() -> None:
+    threads = FreshThreads(1, "own")
+    calls = [threads.submit(threading.current_thread) for _ in range(20)]
+    found = [call.result(timeout=60) for call in calls]
+    assert len({id(thread) for thread in found}) == 20  # all are alive here: no id comes twice
+    assert [thread.name for thread in found] == [f"own-{n}" for n in range(1, 21)]
+    wait_until(lambda: not any(thread.is_alive() for thread in found), "all have ended")
+    threads.shutdown()
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_so_many_run_at_a_time_and_no_more(limit: int) -> None:
+    threads, lock, full, go = FreshThreads(limit, "t"), threading.Lock(), [0, 0], threading.Event()
+
+    def call() -> None:
+        with lock:
+            full[0] += 1
+            full[1] = max(full)
+        go.wait(60)
+        with lock:
+            full[0] -= 1
+
+    calls = [threads.submit(call) for _ in range(20)]
+    wait_until(lambda: full[0] == limit, "as many as may")
+    go.set()
+    assert not wait(calls, timeout=60).not_done
+    assert full == [0, limit]
+    threads.shutdown()
+
+
+def test_what_a_call_raises_is_the_futures_and_the_next_runs() -> None:
+    threads = FreshThreads(1, "t")
+    bad, good = threads.submit(int, "x"), threads.submit(int, "7", base=8)
+    with pytest.raises(ValueError, match="'x'"):
+        bad.result(timeout=60)
+    assert good.result(timeout=60) == 7
+    threads.shutdown()
+
+
+def test_a_cancelled_call_never_runs_and_keeps_nobody_out() -> None:
+    threads, go = FreshThreads(1, "t"), threading.Event()
+    ran: list[int] = []
+    first = threads.submit(go.wait, 60)
+    cancelled, last = threads.submit(ran.append, 1), threads.submit(ran.append, 2)
+    assert cancelled.cancel()
+    go.set()
+    last.result(timeout=60)
+    assert first.result()
+    assert ran == [2]
+    threads.shutdown()
+
+
+def test_shutdown_waits_for_what_runs_and_drops_what_waits_when_told() -> None:
+    threads, go = FreshThreads(1, "t"), threading.Event()
+    running, waiting = threads.submit(go.wait, 60), threads.submit(go.wait, 60)
+    threads.shutdown(wait=False, cancel_futures=True)
+    with pytest.raises(CancelledError):
+        waiting.result(timeout=60)
+    assert not running.done()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        threads.submit(int)
+    go.set()
+    threads.shutdown()
+    assert running.result() is True
+
+
+def test_without_threads_the_call_fails_and_the_next_may_succeed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = FreshThreads(1, "t")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        failed = threads.submit(int)
+    with pytest.raises(RuntimeError, match="new thread"):
+        failed.result(timeout=60)
+    assert threads.submit(int, "3").result(timeout=60) == 3
+    threads.shutdown()
+    with pytest.raises(ValueError, match="found 0"):
+        FreshThreads(0, "t")
