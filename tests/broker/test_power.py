@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 from tests.broker_process import BrokerProcess
-from tests.fake_models import MakeModel
+from tests.fake_models import MakeModel, inline_inputs
 from tests.waiting import wait_until
 
 from qnnbroker.broker.config import PERF_MODES, BrokerConfig
-from qnnbroker.broker.power import VOTES, PowerGovernor, PowerPolicy, check_mode, rank
-from qnnbroker.client import InvalidRequest, connect
+from qnnbroker.broker.power import (
+    SUSPENDED_SECONDS,
+    VOTES,
+    PowerGovernor,
+    PowerPolicy,
+    check_mode,
+    rank,
+    suspended_seconds,
+)
+from qnnbroker.client import InvalidRequest, NpuRestarted, connect
 from qnnbroker.native.fake import read_record
 from qnnbroker.v1 import control_pb2 as pb
 
@@ -88,6 +96,7 @@ class Port:
 def run_governor(
     steps: list[tuple[list[str], Callable[[PowerGovernor], bool]]],
     open_port: Callable[[], Any],
+    suspended: Callable[[], float] = suspended_seconds,
     **options: Any,
 ) -> pb.PowerInfo:
     """Runs a governor; each step wants some modes until something is true of it.
@@ -106,7 +115,14 @@ def run_governor(
             return submission
 
         config = BrokerConfig(perf_hold_seconds=0.0, perf_idle_seconds=0.05, **options)
-        governor = PowerGovernor(config, open_port, lambda: wanted, next_submission, emulated=False)
+        governor = PowerGovernor(
+            config,
+            open_port,
+            lambda: wanted,
+            next_submission,
+            emulated=False,
+            suspended=suspended,
+        )
         governor.start()
         for modes, reached in steps:
             wanted[:] = modes
@@ -165,8 +181,159 @@ def test_without_an_infrastructure_it_says_so_and_goes_on_without() -> None:
         raise RuntimeError("createPowerConfigId gives 1000")
 
     info = run_governor([(["burst"], lambda g: bool(g.info().detail))], refuse)
-    assert info.detail == "no votes any more: createPowerConfigId gives 1000"
+    assert info.detail.startswith("no vote: createPowerConfigId gives 1000; tried again")
     assert (info.mode, info.votes_total) == ("", 0)
+
+
+def test_after_a_failure_it_votes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qnnbroker.broker.power.RETRY_SECONDS", 0.01)
+    log: list[Any] = []
+    failing = 3
+
+    def open_port() -> Port:
+        nonlocal failing
+        if failing:
+            failing -= 1
+            raise RuntimeError("setPowerConfig gives 1007")
+        return Port(log)
+
+    info = run_governor([(["burst"], lambda g: g.info().mode == "burst")], open_port)
+    assert log == ["open", 0xA0, "close"]
+    assert info.detail == ""
+
+
+def test_a_client_that_is_refused_is_replaced_at_once() -> None:
+    log: list[Any] = []
+
+    class Restarted(Port):
+        def vote(self, **numbers: int) -> None:
+            if log.count("open") == 1 and 0x70 in log:
+                raise RuntimeError("setPowerConfig gives 13001")
+            super().vote(**numbers)
+
+        def close(self) -> None:
+            super().close()
+            if log.count("open") == 1:
+                raise RuntimeError("destroyPowerConfigId gives 13001")
+
+    info = run_governor(
+        [
+            (["balanced"], lambda g: g.info().mode == "balanced"),
+            (["burst"], lambda g: g.info().mode == "burst"),
+        ],
+        lambda: Restarted(log),
+    )
+    assert log == ["open", 0x70, "close", "open", 0xA0, "close"]
+    assert info.detail == ""
+
+
+def test_a_vote_that_cannot_be_taken_back_is_no_reason_to_vote_no_more() -> None:
+    log: list[Any] = []
+
+    class Gone(Port):
+        def close(self) -> None:
+            super().close()
+            raise RuntimeError("destroyPowerConfigId gives 1007")
+
+    def voted(g: PowerGovernor) -> bool:
+        return g.info().mode == "burst"
+
+    def dropped(g: PowerGovernor) -> bool:
+        return g.info().mode == ""
+
+    run_governor([(["burst"], voted), ([], dropped), (["burst"], voted)], lambda: Gone(log))
+    assert log == ["open", 0xA0, "close"] * 2
+
+
+def test_a_vote_is_made_anew_after_the_machine_was_suspended() -> None:
+    log: list[Any] = []
+    suspended = [0.0]
+
+    def asleep(g: PowerGovernor) -> bool:
+        suspended[0] = 7.0
+        return True
+
+    run_governor(
+        [
+            (["burst"], lambda g: g.info().mode == "burst"),
+            (["burst"], asleep),
+            (["burst"], lambda g: g.info().votes_total == 2),
+        ],
+        lambda: Port(log),
+        suspended=lambda: suspended[0],
+    )
+    assert log == ["open", 0xA0, 0xA0, "close"]
+
+
+def test_pausing_forgets_what_failed() -> None:
+    failing = [True]
+
+    def open_port() -> Port:
+        if failing[0]:
+            raise RuntimeError("no device")
+        return Port([])
+
+    async def scenario() -> None:
+        submission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        governor = PowerGovernor(
+            BrokerConfig(), open_port, lambda: ["burst"], lambda: submission, emulated=False
+        )
+        governor.start()
+        governor.start()  # is no second one
+        async with asyncio.timeout(20):
+            while not governor.info().detail:
+                await asyncio.sleep(0.001)
+            await governor.pause()
+            failing[0] = False
+            governor.start()
+            while governor.info().mode != "burst":
+                await asyncio.sleep(0.001)
+        await governor.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_machine_has_not_been_suspended_between_two_looks() -> None:
+    assert abs(suspended_seconds() - suspended_seconds()) < SUSPENDED_SECONDS
+
+
+def test_a_vote_survives_a_restart_of_the_npu_and_a_reset(
+    start_broker: Callable[..., BrokerProcess], make_model: MakeModel, runtime_dir: Path
+) -> None:
+    broker = start_broker(perf_hold_seconds=0.05, perf_idle_seconds=30.0)
+
+    def power() -> pb.PowerInfo:
+        return broker.stub.GetServerInfo(pb.GetServerInfoRequest()).power
+
+    with connect(runtime_dir) as session, session.load(make_model()).graph.bind() as binding:
+        binding.run()
+        wait_until(lambda: power().mode == "balanced", "it votes")
+        broker.set_faults("fail=graphExecute:1:1007")
+        with pytest.raises(NpuRestarted):
+            binding.run()
+        broker.set_faults()
+        broker.stub.ResetBackend(pb.ResetBackendRequest(), timeout=20)
+        binding.run()
+        wait_until(lambda: power().mode == "balanced", "it votes again")
+        assert "no vote" not in power().detail
+    made = broker.calls("createPowerConfigId")
+    votes = broker.calls("setPowerConfig")
+    assert votes[-1].arguments["power"] == made[-1].arguments["power"]
+    assert votes[-1].result == 0
+
+
+def test_clients_without_a_session_have_clocks_too(
+    start_broker: Callable[..., BrokerProcess], make_model: MakeModel
+) -> None:
+    broker = start_broker(session_perf_mode="high_performance", perf_idle_seconds=30.0)
+    list(broker.stub.LoadModel(pb.LoadModelRequest(path=str(make_model()), name="adder")))
+    broker.stub.Infer(pb.InferRequest(name="adder", inputs=inline_inputs(0)))
+    wait_until(
+        lambda: (
+            broker.stub.GetServerInfo(pb.GetServerInfoRequest()).power.mode == "high_performance"
+        ),
+        "it votes for what works without a session",
+    )
 
 
 def test_the_library_is_told_exactly_the_votes(

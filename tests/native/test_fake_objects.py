@@ -255,10 +255,32 @@ def test_power_votes_are_recorded(raw: RawFake) -> None:
     check(setter(power.value, config_list(dcvs, polling)))
     assert setter(99, config_list()) == 13001
     assert setter(power.value, None) == 13001
-    check(ctypes.CFUNCTYPE(ctypes.c_uint64, word)(destroy)(power.value))
+    remove = ctypes.CFUNCTYPE(ctypes.c_uint64, word)(destroy)
+    check(remove(power.value))
+    assert remove(power.value) == 13001
     recorded = raw.calls("setPowerConfig")[0].arguments
     assert recorded["dcvs"] == "1:" + ":".join(map(str, range(2, 17)))
     assert recorded["option"] == "3:9999"
+
+
+def test_a_restart_takes_the_clients_of_the_infrastructure_away(raw: RawFake) -> None:
+    infrastructure = raw.new(39)
+    word = ctypes.c_uint32
+    create, destroy, vote = (
+        ctypes.c_uint64.from_address(infrastructure + offset).value for offset in (8, 16, 24)
+    )
+    make = ctypes.CFUNCTYPE(ctypes.c_uint64, word, word, ctypes.POINTER(word))(create)
+    setter = ctypes.CFUNCTYPE(ctypes.c_uint64, word, ctypes.c_void_p)(vote)
+    remove = ctypes.CFUNCTYPE(ctypes.c_uint64, word)(destroy)
+    before, after = word(), word()
+    check(make(0, 0, ctypes.pointer(before)))
+    raw.control("restart")
+    check(make(0, 0, ctypes.pointer(after)))
+    assert after.value != before.value
+    assert setter(before.value, config_list()) == 13001
+    assert remove(before.value) == 13001
+    check(setter(after.value, config_list()))
+    check(remove(after.value))
 
 
 def test_device_options_are_checked_like_the_emulation(raw: RawFake) -> None:

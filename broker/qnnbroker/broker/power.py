@@ -6,6 +6,9 @@ A higher one applies at once; a lower one only after the higher has not been wan
 that the vote does not flap; and none at all after some idle time. What runs never waits for a vote:
 the broker votes on a thread of its own. It looks at its sessions a few dozen times a second while a
 vote stands, and otherwise not before the executor tells of a submission: an idle broker sleeps.
+
+A vote lives in the DSP. When that restarts, or the machine was suspended, it may be gone: it is
+made anew, by a new client of the infrastructure where the old one is refused.
 """
 
 import asyncio
@@ -26,6 +29,10 @@ log = logging.getLogger(__name__)
 #: Between two looks: while a vote stands, and while there is work that wants none.
 BUSY_SECONDS = 0.025
 QUIET_SECONDS = 0.1
+#: After a vote that failed: the first pause until the next try, and the longest.
+RETRY_SECONDS, RETRY_MAX_SECONDS = 1.0, 60.0
+#: The two clocks differ by less while the machine runs.
+SUSPENDED_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,11 @@ class PowerPolicy:
         return best
 
 
+def suspended_seconds() -> float:
+    """How long this machine was suspended since it started; it is right to some microseconds."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 class PowerPort(Protocol):
     """A client of the performance infrastructure; see `QnnPower`."""
 
@@ -123,6 +135,7 @@ class PowerGovernor:
         wanted: the modes of sessions that have worked since it was last asked.
         next_submission: a future that is done with the next submission of anybody.
         emulated: votes are taken without effect.
+        suspended: seconds that the machine was suspended so far.
     """
 
     def __init__(
@@ -133,6 +146,7 @@ class PowerGovernor:
         next_submission: Callable[[], asyncio.Future[None]],
         *,
         emulated: bool,
+        suspended: Callable[[], float] = suspended_seconds,
     ) -> None:
         self._config = config
         self._policy = PowerPolicy(
@@ -147,19 +161,31 @@ class PowerGovernor:
         self._applied = ""
         self._since = time.monotonic()
         self._seconds: dict[str, float] = {}
-        self._broken = ""
-        self._detail = "the emulation takes votes and has no clocks" if emulated else ""
+        self._suspended = suspended
+        self._emulated = "the emulation takes votes and has no clocks" if emulated else ""
+        self._problem = ""
+        self._retry_at = 0.0
+        self._pause = RETRY_SECONDS
         self.votes_total = 0
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        """Begins, or goes on after `pause`, with what failed before forgotten. Idempotent."""
+        if self._task is None:
+            self._retry_at, self._pause = 0.0, RETRY_SECONDS
+            self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while not self._broken:
+        slept = self._suspended()
+        while True:
             submission = self._next_submission()  # first: what comes while we look is told
             wanted = self._wanted()
-            mode = self._policy.decide(wanted, time.monotonic())
-            if mode != self._applied:
+            now = time.monotonic()
+            mode = self._policy.decide(wanted, now)
+            before, slept = slept, self._suspended()
+            resumed = bool(self._applied) and slept - before > SUSPENDED_SECONDS
+            if resumed:
+                log.info("the machine was suspended for %.1f s: voting anew", slept - before)
+            if (mode != self._applied or resumed) and now >= self._retry_at:
                 await self._apply(mode)
             if self._applied:
                 await asyncio.sleep(BUSY_SECONDS)
@@ -173,10 +199,16 @@ class PowerGovernor:
         try:
             await loop.run_in_executor(self._thread, self._vote, mode)
         except Exception as error:  # whatever it is, inference goes on without votes
-            self._broken = self._detail = f"no votes any more: {error}"
-            log.warning("voting for %s failed: %s", mode or "nothing", error)
+            self._problem = f"no vote: {error}; tried again with work, after {self._pause:g} s"
+            first = self._pause == RETRY_SECONDS
+            log.log(
+                logging.WARNING if first else logging.DEBUG, "voting for %s failed: %s", mode, error
+            )
+            self._retry_at = time.monotonic() + self._pause
+            self._pause = min(self._pause * 2, RETRY_MAX_SECONDS)
             mode = ""
         else:
+            self._problem, self._pause = "", RETRY_SECONDS
             self.votes_total += 1
             log.debug("performance mode: %s", mode or "no vote")
         self._account()
@@ -185,14 +217,32 @@ class PowerGovernor:
     def _vote(self, mode: str) -> None:
         """On the governor's thread."""
         if not mode:
-            port, self._port = self._port, None
-            if port is not None:
+            return self._drop_port()
+        if self._port is not None:
+            try:
+                return self._vote_at(self._port, mode)
+            except Exception as error:
+                log.info("voting with a new client, the old one is refused: %s", error)
+                self._drop_port()
+        self._port = self._open_port()
+        try:
+            self._vote_at(self._port, mode)
+        except BaseException:
+            self._drop_port()
+            raise
+
+    def _drop_port(self) -> None:
+        """Its vote goes with it; after a restart of the DSP it is gone already."""
+        port, self._port = self._port, None
+        if port is not None:
+            try:
                 port.close()
-            return
-        if self._port is None:
-            self._port = self._open_port()
+            except Exception as error:
+                log.info("a vote was gone already: %s", error)
+
+    def _vote_at(self, port: PowerPort, mode: str) -> None:
         vote, config = VOTES[mode], self._config
-        self._port.vote(
+        port.vote(
             dcvs=vote.dcvs,
             saver=vote.saver,
             sleep_latency_us=vote.sleep_latency_us,
@@ -215,7 +265,7 @@ class PowerGovernor:
             ceiling=self._config.perf_mode,
             seconds=self._seconds,
             votes_total=self.votes_total,
-            detail=self._detail,
+            detail=self._problem or self._emulated,
         )
 
     async def pause(self) -> None:

@@ -305,7 +305,7 @@ extern struct fake_table fake_backends, fake_devices, fake_contexts, fake_graphs
 extern uint64_t fake_generation;
 
 uint64_t fake_generation_now(void);
-/* Voids every context, graph, backend, device and registration; told: a call reports it itself. */
+/* Voids all objects of contexts, backends and clients of power; told: a call reports it itself. */
 void fake_restart(bool told);
 void fake_fatal(void);   /* from now on 1011 */
 bool fake_is_fatal(void);
@@ -323,6 +323,7 @@ void fake_context_void(struct fake_context *context);
 /* qnn_fake_memory.c; with fake_lock held. */
 uint32_t fake_registrations_drop(struct fake_context *context);
 void fake_registration_void(struct fake_registration *registration);
+void fake_power_void(void); /* qnn_fake_power.c; the same */
 struct fake_registration *fake_registration_use(struct fake_context *context,
                                                 const struct fake_tensor *tensor,
                                                 uint64_t handle, char *why, size_t room);

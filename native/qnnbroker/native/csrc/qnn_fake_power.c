@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The performance infrastructure: power votes are recorded and change nothing.
+ * The performance infrastructure: power votes are recorded and change nothing. A restart of the
+ * subsystem takes its clients away.
  */
 #include "qnn_fake.h"
 
@@ -10,9 +11,15 @@
 #define POWER_CONFIG_WORDS 17 /* option, then sixteen numbers */
 
 static struct fake_table power_ids;
+static char someone, voided; /* what the table holds: a client, or one from before a restart */
+
+void fake_power_void(void) {
+    for (uint32_t i = 1; i <= power_ids.size; i++)
+        if (fake_table_get(&power_ids, i))
+            power_ids.slots[i - 1] = &voided;
+}
 
 static uint64_t create_power_config(uint32_t device, uint32_t core, uint32_t *out) {
-    static char someone; /* what the table holds: only its being there counts */
     struct fake_call call;
     uint64_t code;
 
@@ -32,15 +39,17 @@ static uint64_t create_power_config(uint32_t device, uint32_t core, uint32_t *ou
 static uint64_t destroy_power_config(uint32_t id) {
     struct fake_call call;
     uint64_t code;
+    bool known;
 
     fake_begin(&call, "destroyPowerConfigId");
     fake_note(&call, "power=%u", id);
     if ((code = fake_check(&call)) != FAKE_OK)
         return fake_end(&call, code);
     pthread_mutex_lock(&fake_lock);
+    known = fake_table_get(&power_ids, id) == &someone;
     fake_table_drop(&power_ids, id);
     pthread_mutex_unlock(&fake_lock);
-    return fake_end(&call, FAKE_OK);
+    return fake_end(&call, known ? FAKE_OK : FAKE_PERF_ARGUMENT);
 }
 
 /* Notes what is asked for: "dcvs=ID:SET:ENABLE:MODE:..." or "option=N:VALUE". */
@@ -71,7 +80,7 @@ static uint64_t set_power_config(uint32_t id, const void *const *configs) {
     if ((code = fake_check(&call)) != FAKE_OK)
         return fake_end(&call, code);
     pthread_mutex_lock(&fake_lock);
-    known = fake_table_get(&power_ids, id) != NULL;
+    known = fake_table_get(&power_ids, id) == &someone;
     pthread_mutex_unlock(&fake_lock);
     if (!known || configs == NULL)
         return fake_end(&call, FAKE_PERF_ARGUMENT);

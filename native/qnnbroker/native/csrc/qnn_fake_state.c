@@ -80,6 +80,7 @@ void fake_restart(bool told) {
     for (uint32_t i = 1; i <= fake_registrations.size; i++)
         if (fake_table_get(&fake_registrations, i))
             fake_registration_void(fake_table_get(&fake_registrations, i));
+    fake_power_void();
     pthread_cond_broadcast(&fake_changed);
     pthread_mutex_unlock(&fake_lock);
     fake_record_line("fault", " kind=restart", 0);
