@@ -86,6 +86,8 @@ class Support:
     """What a context said when it was asked: the code of each kind, 0 for yes."""
 
     codes: dict[str, int] = field(default_factory=dict)
+    #: Why it was not asked.
+    problem: str = ""
 
     @property
     def kinds(self) -> list[str]:
@@ -95,7 +97,7 @@ class Support:
     def evidence(self) -> str:
         """In words, for status and for refusals."""
         if not self.codes:
-            return "not asked yet"
+            return self.problem or "not asked yet"
         parts = [f"{kind}: {said(code)}" for kind, code in self.codes.items()]
         if set(self.codes.values()) == {NOT_SUPPORTED}:
             return f"memRegister -> {NOT_SUPPORTED} (not supported)"
@@ -164,14 +166,23 @@ class ContextMemory:
         return self._support.evidence if self._support else "not asked yet"
 
     def support(self) -> Support:
-        """Asks once, by registering a few bytes and giving them back."""
+        """Asks once, by registering a few bytes and giving them back.
+
+        Without memory to ask with, the answer is "not known", and the next call asks again.
+        """
         if self._support is None:
-            self._support = Support()
+            try:
+                region = self._probe_region()
+            except (OSError, MemoryError) as error:
+                log.warning("no memory to ask for memory registration with: %s", error)
+                return Support(problem=f"not known: no memory to ask with: {error}")
+            support = Support()
             self._statistics.probes_total += 1
-            with self._probe_region() as region:
+            with region:
                 for kind in (CUSTOM, ION):
-                    self._support.codes[kind] = self._ask(region, kind)
-            log.info("memory registration: %s", self._support.evidence)
+                    support.codes[kind] = self._ask(region, kind)
+            self._support = support
+            log.info("memory registration: %s", support.evidence)
         return self._support
 
     def _ask(self, region: Region, kind: str) -> int:
@@ -208,9 +219,10 @@ class ContextMemory:
         return lease
 
     def _fill(self, lease: Lease, tensors: Sequence[Tensor]) -> None:
-        kinds = self.support().kinds
+        support = self.support()
+        kinds = support.kinds
         if not kinds:
-            lease.detail = self.evidence
+            lease.detail = support.evidence
             return
         refused = []
         for i, tensor in enumerate(tensors):

@@ -98,7 +98,8 @@ class FakeTensor:
     tensor_id: int | None = None
 
     def line(self, direction: str) -> str:
-        words = [direction, escape_name(self.name), self.dtype, "x".join(map(str, self.shape))]
+        dims = "x".join(map(str, self.shape)) or "-"
+        words = [direction, escape_name(self.name), self.dtype, dims]
         for key, value in (
             ("id", self.tensor_id),
             ("scale", None if self.scale is None else repr(float(self.scale))),

@@ -20,6 +20,7 @@ from qnnbroker.native.qnn_memory import QnnRegistration
 from qnnbroker.native.qnn_power import QnnPower
 from qnnbroker.native.region import Region
 from qnnbroker.protos.errors import (
+    BackendError,
     BrokerError,
     BrokerUnavailable,
     InvalidRequest,
@@ -185,13 +186,15 @@ class QnnBackendAdapter:
         What a restart of the NPU has made invalid is gone already, and let go of quietly.
 
         Raises:
-            BrokerError: the library does not start again.
+            BrokerError: the library does not start again, or a context is still there.
         """
         for native in (self._device, self._backend):
             try:
                 native.close()
             except QnnError as error:
                 log.info("freeing %r: %s", native, error)
+            except BufferError as error:
+                raise BackendError(f"not everything was freed: {error}") from error
         try:
             self._backend = QnnBackend(self._library, log_level=self._log_level)
             self._device = QnnDevice(self._backend)
@@ -234,9 +237,14 @@ class QnnBackendAdapter:
             capabilities=probe_backend(self._backend, device),
         )
 
-    def _ask(self, context: "QnnContextAdapter") -> None:
-        """Finds out by the first contexts what takes one to ask."""
-        found = probe_context(next(iter(context.graphs.values())).native, context.memory_evidence)
+    def _ask(self, context: QnnContextAdapter) -> None:
+        """Finds out by a new context what takes one to ask. No answer is no reason to lose it."""
+        graph = next(iter(context.graphs.values())).native
+        try:
+            found = probe_context(graph, context.memory_evidence)
+        except Exception as error:
+            log.warning("a context could not be asked what it can do: %s", error)
+            return
         known = self.info.capabilities
         info = control_pb2.BackendInfo()
         info.CopyFrom(self.info)
@@ -258,19 +266,7 @@ class QnnBackendAdapter:
     def create_context(
         self, data: Buffer, spec: BinarySpec, enable_graphs: Sequence[str] = ()
     ) -> QnnContextAdapter:
-        try:
-            native = QnnContext(self._device, data, enable_graphs=enable_graphs or None)
-            context = QnnContextAdapter(
-                native, spec, enable_graphs, self.memory, self._probe_region
-            )
-            self._ask(context)
-            return context
-        except QnnError as error:
-            raise translate(error, "creating the context") from error
-        except ValueError as error:
-            raise InvalidRequest(
-                f"cannot create the context: {error}", reason="BAD_FILE"
-            ) from error
+        return self._create(data, spec, enable_graphs)
 
     def create_file_mapped(
         self, region: Region, spec: BinarySpec, enable_graphs: Sequence[str] = ()
@@ -281,18 +277,36 @@ class QnnBackendAdapter:
                 f"this library does not create contexts through callbacks (capability "
                 f"{CAPABILITY_CALLBACK} answers {code})"
             )
+        return self._create(region, spec, enable_graphs, file_mapped=True).own(region)
+
+    def _create(
+        self,
+        data: Buffer,
+        spec: BinarySpec,
+        enable_graphs: Sequence[str],
+        *,
+        file_mapped: bool = False,
+    ) -> QnnContextAdapter:
+        if self._device.closed:
+            raise BrokerUnavailable(
+                "the QNN library did not start again when the backend was reset: reset it once "
+                "more, or start the broker anew",
+                reason="NPU_LOST",
+            )
         try:
             native = QnnContext(
-                self._device, region, enable_graphs=enable_graphs or None, file_mapped=True
+                self._device, data, enable_graphs=enable_graphs or None, file_mapped=file_mapped
             )
+            made = QnnContextAdapter(native, spec, enable_graphs, self.memory, self._probe_region)
         except QnnError as error:
-            raise translate(error, "creating the context from its mapping") from error
+            how = " from its mapping" if file_mapped else ""
+            raise translate(error, f"creating the context{how}") from error
         except ValueError as error:
             raise InvalidRequest(
                 f"cannot create the context: {error}", reason="BAD_FILE"
             ) from error
-        made = QnnContextAdapter(native, spec, enable_graphs, self.memory, self._probe_region)
-        return made.own(region)
+        self._ask(made)
+        return made
 
     def log_fileno(self) -> int:
         return log_fileno()

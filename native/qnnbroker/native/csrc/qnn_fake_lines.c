@@ -50,7 +50,7 @@ static bool per_axis(struct fake_arena *arena, const struct quantization_words *
     int32_t *offset_list;
     uint32_t axis, count;
 
-    if (!scales || (words->offsets && !offsets) ||
+    if (tensor->rank == 0 || !scales || (words->offsets && !offsets) ||
         !fake_word_u32(words->axis, tensor->rank - 1, &axis))
         return false;
     count = tensor->dims[axis];

@@ -221,6 +221,14 @@ uint64_t fake_mem_deregister(void *const *handles, uint32_t count) {
     return fake_end(&call, code);
 }
 
+/* Memory has at least one dimension: that of a tensor of rank 0 is registered as one element. */
+static bool same_shape(const struct fake_registration *r, const struct fake_tensor *tensor) {
+    if (tensor->rank == 0)
+        return r->rank == 1 && r->dims[0] == 1;
+    return r->rank == tensor->rank &&
+           memcmp(r->dims, tensor->dims, r->rank * sizeof *r->dims) == 0;
+}
+
 struct fake_registration *fake_registration_use(struct fake_context *context,
                                                 const struct fake_tensor *tensor,
                                                 uint64_t handle, char *why, size_t room) {
@@ -231,8 +239,7 @@ struct fake_registration *fake_registration_use(struct fake_context *context,
                  (unsigned long long)handle);
         return NULL;
     }
-    if (r->dtype != tensor->dtype || r->rank != tensor->rank ||
-        memcmp(r->dims, tensor->dims, r->rank * sizeof *r->dims) != 0) {
+    if (r->dtype != tensor->dtype || !same_shape(r, tensor)) {
         snprintf(why, room, "memory handle %llu was registered for another type or shape",
                  (unsigned long long)handle);
         return NULL;

@@ -175,11 +175,14 @@ bool fake_word_name(const char *word, char *out, size_t room) {
     return used > 0;
 }
 
-/* "1x3x224x224" */
+/* "1x3x224x224", or "-" for rank 0 */
 bool fake_word_dims(const char *word, uint32_t *dims, uint32_t *rank) {
     char number[16];
 
-    for (*rank = 0;; word++) {
+    *rank = 0;
+    if (strcmp(word, "-") == 0)
+        return true;
+    for (;; word++) {
         size_t digits = strspn(word, "0123456789");
 
         if (digits == 0 || digits >= sizeof number || *rank == FAKE_MAX_RANK)
