@@ -4,6 +4,7 @@
 import json
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.broker_process import BrokerProcess
 from tests.native.qnn_models import INSTALLED
 
 from qnnbroker.cli import doctoring
 from qnnbroker.cli.doctoring import ERROR, OK, WARNING, Finding, Options, ask_child, job_of
+from qnnbroker.native import qnn_library
 from qnnbroker.native.fake import SWITCHES_ENV, fake_qnn_dir
 from qnnbroker.protos.paths import ATTACH_SOCKET
 
@@ -48,6 +51,9 @@ def test_all_is_well_with_the_fake(runtime_dir: Path) -> None:
     )
     assert code == 0
     assert {f["status"] for f in found.values()} == {OK}
+    libraries = found["QNN libraries"]["found"]
+    assert libraries.startswith(f"{fake_qnn_dir()}: QNNBROKER_FAKE, core API 2.")
+    assert "system API" in libraries
     assert "QNNBROKER_FAKE" in found["backend and device"]["found"]
     assert found["tiny graph executed"]["found"] == "y = x + x, off by 0.0e+00 at most"
     assert found["memory registration"]["found"].startswith("yes: memRegister -> custom: 0")
@@ -86,7 +92,9 @@ def test_what_fails_or_crashes_is_a_finding_with_advice(
 def test_missing_libraries(runtime_dir: Path, tmp_path: Path) -> None:
     code, found = findings(runtime_dir, "--qnn-lib-dir", str(tmp_path))
     assert code == 1
-    assert "libQnnHtp.so" in found["backend and device"]["found"]
+    assert found["QNN libraries"]["status"] == ERROR
+    assert "libQnnHtp.so" in found["QNN libraries"]["found"]
+    assert found["QNN libraries"]["advice"]
 
 
 def test_a_child_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +116,71 @@ def test_the_runtime_directory_and_who_listens_there(runtime_dir: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(runtime_dir / ATTACH_SOCKET))
         listener.listen()
-        assert look()["broker"].found == "one listens here"
+        found = look()["broker"]
+        assert (found.status, "takes clients" in found.found) == (WARNING, True)
+        assert found.advice
     assert look()["broker"].status == WARNING
     os.chmod(runtime_dir, 0o755)
     assert look()["runtime directory"].status == ERROR
     os.chmod(runtime_dir, 0o700)
     away = status_of(doctoring.check_runtime_dir(Options(runtime_dir / "away")))
     assert away["runtime directory"].status == OK
+
+
+def test_a_broker_that_runs_is_asked(
+    runtime_dir: Path, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,) = [f for f in doctoring.check_runtime_dir(Options(runtime_dir)) if f.name == "broker"]
+    assert found.status == OK
+    assert f"pid {broker.pid}" in found.found
+    monkeypatch.setattr(doctoring, "ANSWER_SECONDS", 0.2)
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        (found,) = [
+            f for f in doctoring.check_runtime_dir(Options(runtime_dir)) if f.name == "broker"
+        ]
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+    assert found.status in (WARNING, ERROR)
+    assert "takes clients" in found.found
+
+
+def test_one_of_the_two_nodes_is_enough(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime_dir: Path
+) -> None:
+    plain, secure, heap = (tmp_path / n for n in ("plain", "secure", "heap"))
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(doctoring, "FASTRPC_NODES", (str(plain), str(secure)))
+    monkeypatch.setattr(doctoring, "HEAP_NODE", str(heap))
+    refused: set[str] = set()
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in refused)
+
+    def look() -> list[str]:
+        return [f.status for f in doctoring.check_nodes(Options(runtime_dir))]
+
+    assert look() == [WARNING, WARNING]
+    heap.touch()
+    secure.touch()
+    assert look() == [OK, OK]
+    plain.touch()
+    refused.add(str(plain))
+    assert look() == [OK, OK]
+    refused.add(str(secure))
+    assert look() == [ERROR, OK]
+
+
+def test_the_skel_is_looked_for_beside_the_installed_libraries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime_dir: Path
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.delenv("DSP_LIBRARY_PATH", raising=False)
+    monkeypatch.delenv("ADSP_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(qnn_library, "default_qnn_dir", lambda: tmp_path)
+    skel = tmp_path / "hexagon-v73" / "unsigned" / "libQnnHtpV73Skel.so"
+    skel.parent.mkdir(parents=True)
+    skel.touch()
+    (found,) = doctoring.check_search_path(Options(runtime_dir))
+    assert (found.status, str(skel) in found.found) == (OK, True)
 
 
 def test_a_device_is_held_to_more(

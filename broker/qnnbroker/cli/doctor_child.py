@@ -35,10 +35,22 @@ def directory_of(job: Job) -> Path:
 def backend_steps(job: Job, tell: Tell) -> None:
     """Library, backend, device, capabilities; with a binary also a run of its graph."""
     from qnnbroker.broker.backends.qnn import QnnBackendAdapter
+    from qnnbroker.broker.backends.qnn_specs import dotted
+    from qnnbroker.native.qnn_library import QnnLibrary
     from qnnbroker.native.region import Region
 
     directory = directory_of(job)
-    tell("libraries", str(directory))
+    library = QnnLibrary(directory)
+    tell(
+        "libraries",
+        {
+            "directory": str(directory),
+            "provider": library.provider_name,
+            "core_api_version": dotted(library.core_api_version),
+            "backend_api_version": dotted(library.backend_api_version),
+            "system_api_version": dotted(library.system_api_version),
+        },
+    )
     backend = QnnBackendAdapter(directory, name="fake" if job["fake"] else "qnn", log_level=1)
     info = backend.info
     tell(

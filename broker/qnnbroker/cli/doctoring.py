@@ -18,12 +18,16 @@ from typing import Any
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 CHILD_SECONDS = 60.0
+#: For a call that only asks.
+ANSWER_SECONDS = 5.0
 #: A broker of many sessions takes several fds for each.
 WANTED_FDS = 4096
 WANTED_BYTES = 1 << 30
 #: What 16-bit floats may be off.
 TINY_ERROR = 1e-3
-DEVICE_NODES = ("/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure", "/dev/dma_heap/system")
+#: One of them is enough.
+FASTRPC_NODES = ("/dev/fastrpc-cdsp", "/dev/fastrpc-cdsp-secure")
+HEAP_NODE = "/dev/dma_heap/system"
 #: What FastRPC searches besides the variables, where a device has it.
 DSP_DIRECTORIES = ("/usr/lib/rfsa/adsp", "/vendor/lib/rfsa/adsp", "/vendor/dsp", "/usr/lib/dsp")
 
@@ -115,7 +119,13 @@ def check_backend(options: Options) -> Iterator[Finding]:
             "install onnxruntime-qnn, or name a directory with libQnnHtp.so by --qnn-lib-dir",
         )
         return
-    yield Finding("QNN libraries", OK, report.steps["libraries"])
+    libraries = report.steps["libraries"]
+    yield Finding(
+        "QNN libraries",
+        OK,
+        "{directory}: {provider}, core API {core_api_version}, backend API {backend_api_version}, "
+        "system API {system_api_version}".format(**libraries),
+    )
     device = report.steps.get("device")
     if device is None:
         yield Finding(
@@ -220,22 +230,41 @@ def check_rpcmem(options: Options) -> Iterator[Finding]:
 
 
 def check_nodes(options: Options) -> Iterator[Finding]:
-    """FastRPC's device nodes and who may use them."""
-    for path in DEVICE_NODES:
-        try:
-            mode = os.stat(path).st_mode
-        except OSError as error:
-            status = WARNING if options.hardware else OK
-            advice = "the kernel's FastRPC driver, or its node, is missing" if status != OK else ""
-            yield Finding(path, status, error.strerror or str(error), advice)
-            continue
-        usable = os.access(path, os.R_OK) and (os.access(path, os.W_OK) or "dma_heap" in path)
-        yield Finding(
-            path,
-            OK if usable else ERROR,
-            f"{stat.filemode(mode)}, {'usable' if usable else 'no access for this user'}",
-            "" if usable else "a udev rule or a group that lets this user read and write it",
-        )
+    """FastRPC's device nodes and the heap of DMA buffers, and who may use them."""
+    nodes = [look_at_node(path, os.R_OK | os.W_OK) for path in FASTRPC_NODES]
+    yield node_finding("FastRPC node", nodes, options)
+    yield node_finding("DMA heap", [look_at_node(HEAP_NODE, os.R_OK)], options)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A device node: whether it is there, whether we may use it, and both in words."""
+
+    there: bool
+    usable: bool
+    found: str
+
+
+def look_at_node(path: str, access: int) -> Node:
+    try:
+        mode = stat.filemode(os.stat(path).st_mode)
+    except OSError as error:
+        return Node(False, False, f"{path}: {error.strerror or error}")
+    usable = os.access(path, access)
+    return Node(True, usable, f"{path}: {mode}, {'usable' if usable else 'no access for us'}")
+
+
+def node_finding(name: str, nodes: list[Node], options: Options) -> Finding:
+    """About nodes of which one is enough."""
+    found = "; ".join(n.found for n in nodes)
+    if any(n.usable for n in nodes):
+        return Finding(name, OK, found)
+    if any(n.there for n in nodes):
+        advice = "a udev rule or a group that lets this user read and write it"
+        return Finding(name, ERROR, found, advice)
+    if not options.hardware:
+        return Finding(name, OK, found)
+    return Finding(name, WARNING, found, "the kernel's driver, or its node, is missing")
 
 
 def check_search_path(options: Options) -> Iterator[Finding]:
@@ -247,8 +276,7 @@ def check_search_path(options: Options) -> Iterator[Finding]:
     places = [p for p in os.environ.get(name, "").split(";") if p]
     skels = [
         str(found)
-        for place in (*places, options.qnn_lib_dir, *DSP_DIRECTORIES)
-        if place
+        for place in (*library_dirs(options), *places, *DSP_DIRECTORIES)
         for found in sorted(Path(place).glob("**/libQnnHtpV*Skel.so"))
     ]
     if skels:
@@ -257,10 +285,23 @@ def check_search_path(options: Options) -> Iterator[Finding]:
         yield Finding(
             "DSP search path",
             WARNING,
-            f"no libQnnHtpV*Skel.so in {name}={';'.join(places) or '(empty)'} or the defaults",
+            f"no libQnnHtpV*Skel.so beside the libraries, in {name}="
+            f"{';'.join(places) or '(empty)'}, or in the defaults",
             "put the skel of this device's arch beside libQnnHtp.so, or name its directory in "
             "ADSP_LIBRARY_PATH; entries are parted by ';'",
         )
+
+
+def library_dirs(options: Options) -> list[str]:
+    """The directory of the libraries, which the broker puts first in the search path; or none."""
+    from qnnbroker.native.qnn_library import default_qnn_dir
+
+    if options.qnn_lib_dir:
+        return [options.qnn_lib_dir]
+    try:
+        return [str(default_qnn_dir())]
+    except FileNotFoundError:
+        return []
 
 
 def check_limits(options: Options) -> Iterator[Finding]:
@@ -323,7 +364,26 @@ def check_runtime_dir(options: Options) -> Iterator[Finding]:
         except OSError as error:
             yield Finding("broker", ERROR, str(error), "see the broker's log")
         else:
-            yield Finding("broker", OK, "one listens here")
+            yield ask_broker(directory)
+
+
+def ask_broker(directory: Path) -> Finding:
+    """Whether the broker that takes clients here answers calls, too."""
+    from qnnbroker.protos.errors import BrokerError, BrokerUnavailable
+
+    from .operator import broker_control
+
+    try:
+        with broker_control(directory) as control:
+            info = control.server_info(ANSWER_SECONDS)
+    except BrokerUnavailable as error:
+        found = f"one takes clients, but not yet calls over gRPC: {error}"
+        return Finding("broker", WARNING, found, "it starts, or hangs at it; see its log")
+    except BrokerError as error:
+        found = f"one takes clients, but does not answer calls: {error}"
+        return Finding("broker", ERROR, found, "see the broker's log")
+    found = f"{info.broker_version} runs here, pid {info.pid}, on {info.backend.provider}"
+    return Finding("broker", OK, found)
 
 
 def examine(options: Options) -> Iterator[Finding]:
