@@ -12,6 +12,7 @@ from tests.fake_models import MakeModel, adder, mixed, model_maker, numbers, qua
 
 from qnnbroker.client import Binding, InvalidRequest, LimitExceeded, Session, Unsupported, connect
 from qnnbroker.native.fake import read_record
+from qnnbroker.v1 import control_pb2 as pb
 
 #: What a context says of registered memory -> how a binding then works.
 DEVICES = {
@@ -259,6 +260,24 @@ def test_memory_that_the_device_does_not_take_is_used_by_address(
             graph.bind(zero_copy="require")
         assert broker.counters()["registrations_refused_total"] == 2
     broker.wait_counters(registrations=0, native_registrations=0)
+
+
+def test_a_binding_that_comes_back_in_another_way_says_so(
+    start_broker: "object", make_model: MakeModel, runtime_dir: Path
+) -> None:
+    broker = start_broker(switch_words=["mem_register=on"])  # type: ignore[operator]
+    with connect(runtime_dir) as session, session.load(make_model()).graph.bind() as binding:
+        assert (binding.memory, binding.memory_detail) == ("registered", "")
+        broker.stub.ParkBindings(pb.ParkBindingsRequest(), timeout=20)
+        assert binding.memory == "registered"
+        broker.set_faults("fail=memRegister:1:8003", mem_register=True)
+        binding.run()
+        assert "8003" in binding.memory_detail
+        broker.set_faults(mem_register=True)
+        broker.stub.ParkBindings(pb.ParkBindingsRequest(), timeout=20)
+        binding.run()
+        assert binding.memory == "registered"
+    assert binding.memory == "registered"  # closed: what was known last
 
 
 def test_whole_buffers_only_where_the_device_takes_only_those(

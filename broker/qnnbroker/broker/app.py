@@ -189,6 +189,7 @@ class Broker:
         if self._attach is not None:
             self._attach.stop_accepting()
         if service is not None:
+            await service.reset.end()
             # Running executes end and are answered; queued ones fail as STOPPING.
             await service.executor.stop()
         # Before gRPC, which fails a call that comes now with a status that says nothing: a client

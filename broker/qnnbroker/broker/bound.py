@@ -15,6 +15,7 @@ from qnnbroker.protos.status import completion_number
 
 from .backends.base import ClosableRunnable, Span
 from .executor import LoopExecutor
+from .gating import check_usable
 from .models import GraphView
 from .registrations import Lease
 
@@ -32,6 +33,7 @@ class BoundGraph:
     Raises:
         InvalidRequest: the backend refused a span.
         Unsupported: memory has to be registered and cannot be.
+        LeaseRevoked: the context is lost.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class BoundGraph:
         when_gone: Callable[[], None] | None = None,
     ) -> None:
         self.graph = graph
+        self.session_id = session.session_id
         self._inputs, self._outputs = inputs, outputs
         self._when_gone = when_gone
         self._held = False
@@ -56,6 +59,7 @@ class BoundGraph:
         self._told: asyncio.Future[None] | None = None
         self._zero_copy = zero_copy
         self._lease: Lease | None = None
+        self._registered, self._memory_detail = False, ""
         self._runnable: ClosableRunnable | None = None
         runnable = self._build()
         try:
@@ -122,16 +126,17 @@ class BoundGraph:
 
     @property
     def registered(self) -> bool:
-        """Whether the device reads and writes every tensor through a handle."""
-        return self._lease is not None and self._lease.complete
+        """Whether the device reads and writes every tensor through a handle; parked: did so."""
+        return self._registered
 
     @property
     def memory_detail(self) -> str:
         """Why not, if not."""
-        return self._lease.detail if self._lease else "parked"
+        return self._memory_detail
 
     def _build(self) -> ClosableRunnable:
         """Registers the memory and builds the tensor arrays; all or nothing."""
+        check_usable(self.graph.context)
         native = self.graph.native
         lease = native.lease_memory((*self._inputs, *self._outputs), self._zero_copy)
         try:
@@ -140,6 +145,7 @@ class BoundGraph:
             native.release_memory(lease)
             raise
         self._lease = lease
+        self._registered, self._memory_detail = lease.complete, lease.detail
         return runnable
 
     def _close(self, runnable: ClosableRunnable) -> None:

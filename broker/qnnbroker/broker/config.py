@@ -32,6 +32,7 @@ _RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("spin_us",), 0, 1000),
     (("keep_alive_seconds",), -1e9, 1e9),
     (("hello_timeout_seconds", "stop_timeout_seconds", "trial_seconds"), 0.001, 1e9),
+    (("reset_timeout_seconds",), 0.001, 1e9),
     (("attach_fd", "ready_fd"), -1, 2**31 - 1),
     (("rpcmem_heap",), 0, 2**31 - 1),
     (("perf_hold_seconds", "perf_idle_seconds"), 0, 1e6),
@@ -154,6 +155,11 @@ class BrokerConfig:
     hello_timeout_seconds: float = option(10.0, "time for a new client's HELLO", unit="seconds")
     stop_timeout_seconds: float = option(
         30.0, "how long an orderly stop waits for what runs", unit="seconds"
+    )
+    reset_timeout_seconds: float = option(
+        30.0,
+        "how long a reset of the backend waits for what runs before it gives up",
+        unit="seconds",
     )
 
     attach_fd: int = option(-1, "inherited listening attach socket; -1: bind our own")

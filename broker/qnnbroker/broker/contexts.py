@@ -21,6 +21,7 @@ from qnnbroker.v1 import control_pb2 as pb
 from .admission import check_class, check_names, check_spec
 from .backends.base import Backend, BackendContext, BinarySpec
 from .creating import Creator
+from .gating import Gate, check_usable
 from .history import History
 from .ids import IdTable
 from .steady import SteadyFile
@@ -52,7 +53,8 @@ class ContextKey(NamedTuple):
 class Context:
     """A context binary and, once ready, what the backend made of it.
 
-    Its states: loading, verifying, loading again, ready, closed; or failed.
+    Its states: loading, verifying, loading again, ready, closed; or failed. One that a reset could
+    not make again is lost, and the next reset tries it once more.
     """
 
     context_id: int
@@ -67,6 +69,8 @@ class Context:
     warnings: tuple[str, ...] = ()
     spec: BinarySpec | None = None
     native: BackendContext | None = None
+    #: Why it is lost, while it is.
+    lost: BrokerError | None = None
     task: asyncio.Task[None] | None = None
     watchers: list[StageProgress] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
@@ -156,10 +160,10 @@ class ContextStore:
         self._threads = threads
         self.verifier = verifier
         self.creator = creator
+        self.gate = Gate()
         self.history = History()
         self._ids: IdTable[Context] = IdTable("context", "CONTEXT_UNKNOWN")
         self._by_key: dict[ContextKey, Context] = {}
-        self._closing: set[asyncio.Task[None]] = set()
         self.loads_total = 0
         self.load_errors_total = 0
         self.joined_loads_total = 0
@@ -179,7 +183,7 @@ class ContextStore:
     @property
     def closing_count(self) -> int:
         """Contexts being freed now."""
-        return len(self._closing)
+        return self.gate.closing_count
 
     def is_resident(self, content_hash: str) -> bool:
         """Whether a context of these bytes is ready."""
@@ -196,7 +200,10 @@ class ContextStore:
         Raises:
             BrokerError: the load failed; nothing is left of it but a line in the history.
         """
+        await self.gate.passed()
         context = self._by_key.get(key)
+        if context is not None and context.lost is not None:
+            context = None
         shared = context is not None
         if context is None:
             context = self._begin(file, key)
@@ -208,6 +215,8 @@ class ContextStore:
         try:
             if context.task is not None:
                 await asyncio.shield(context.task)
+            await self.gate.passed()
+            check_usable(context)
             context.acquire(name)
         finally:
             context.wanted_as.remove(name)
@@ -307,8 +316,9 @@ class ContextStore:
         if self._backend.info.emulated:
             check_class(spec, [c.spec for c in self._ids if c.spec])
         context.spec = spec  # from here on it counts for the class of those that follow
-        context.native = await self.on_thread(lambda: create(spec))
-        self.settle(context)
+        async with self.gate.creating(f"context {context.context_id} is being created"):
+            context.native = await self.on_thread(lambda: create(spec))
+            self.settle(context)
 
     async def on_thread(self, work: Callable[[], T]) -> T:
         """`work` off the event loop: for calls into the library that may take long."""
@@ -317,6 +327,7 @@ class ContextStore:
     def settle(self, context: Context) -> None:
         """It was created: its file is let go, unless the backend goes on reading it."""
         assert context.native is not None
+        self._by_key.setdefault(context.key, context)  # where a reset had lost it
         context.file.settle(keep=context.native.keeps_binary)
         if context.native.keeps_binary:
             self._watch(context)
@@ -346,7 +357,7 @@ class ContextStore:
 
     def _others(self, context: Context) -> Callable[[], list[Context]]:
         return lambda: [
-            c for c in self._ids if c is not context and c.state in ("loading", "ready")
+            c for c in self._ids if c is not context and c.state in ("loading", "ready", "lost")
         ]
 
     def _forget(self, context: Context) -> None:
@@ -355,21 +366,20 @@ class ContextStore:
         self._ids.remove(context.context_id)
 
     def free_if_unused(self, context: Context) -> None:
-        """Frees a ready context that nobody holds, waits for or binds."""
-        if context.state != "ready" or context.leases or context.waiters or context.binding_count:
+        """Frees a ready or lost context that nobody holds, waits for or binds."""
+        needed = context.leases or context.waiters or context.binding_count
+        if context.state not in ("ready", "lost") or needed:
             return
         context.enter("closed")
         self.history.known(context.key, context.known_as, context.size_bytes)
         self._forget(context)
-        task = asyncio.create_task(self._free(context))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self.gate.add_closing(asyncio.create_task(self._free(context)))
 
     async def _free(self, context: Context) -> None:
         native, context.native = context.native, None
-        assert native is not None
         try:
-            await self.on_thread(native.close)
+            if native is not None:
+                await self.on_thread(native.close)
         except BrokerError as error:
             log.error("context %d could not be freed: %s", context.context_id, error)
         else:
@@ -387,5 +397,4 @@ class ContextStore:
             context.leases = 0
             context.bound.clear()
             context.touch()
-        while self._closing:
-            await asyncio.gather(*self._closing, return_exceptions=True)
+        await self.gate.wait_closed()

@@ -22,7 +22,7 @@ from qnnbroker.v1 import control_pb2 as pb
 from qnnbroker.v1 import control_pb2_grpc
 
 from .bindings import RegionRef
-from .service import BrokerService
+from .service import BrokerService, memory_path
 from .sessions import Session
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         bound = binding.bound
         return pb.CreateBindingResponse(
             binding_id=binding.binding_id,
-            memory_path=pb.MEMORY_PATH_REGISTERED if bound.registered else pb.MEMORY_PATH_RAW,
+            memory_path=memory_path(bound),
             memory_detail=bound.memory_detail,
         )
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from qnnbroker.native.executor import Executor, ExecutorBinding, ExecutorSession
 from qnnbroker.native.qnn_error import name_of
 from qnnbroker.protos.errors import BrokerError
-from qnnbroker.protos.status import completion_text, from_completion
+from qnnbroker.protos.status import completion_advice, completion_text, from_completion
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +188,7 @@ def completion_error(status: int, qnn_code: int) -> BrokerError:
     text = completion_text(status)
     if qnn_code:
         text = f"the QNN execute failed with code {qnn_code} ({name_of(qnn_code)})"
+        text += completion_advice(status)
     error = from_completion(status, text)
     if qnn_code:
         error.ids = {**error.ids, "qnn_code": str(qnn_code), "operation": "graphExecute"}

@@ -23,7 +23,7 @@ from .executor import LoopExecutor
 from .inline import check_inputs, output_buffers, output_tensors
 from .models import Model, ModelTable
 from .power import PowerGovernor
-from .reset import reset_backend
+from .reset import BackendReset
 from .sessions import Session, SessionTable
 from .statistics import counters, graph_statistics, quantiles
 
@@ -52,8 +52,7 @@ class BrokerService:
         self.sessions = sessions
         self.request_stop = request_stop
         self.stopping = False
-        #: The backend is being made anew; what needs it waits or is refused.
-        self.resetting = False
+        self.reset = BackendReset(self)
         self.power = PowerGovernor(
             config,
             backend.open_power,
@@ -66,6 +65,7 @@ class BrokerService:
         self.execute_errors = 0
         self._version = version
         self.inline_session: ExecutorSession | None = None
+        self._inline_runs_seen = 0
 
     def check_running(self) -> None:
         """Refuses new work while the broker stops.
@@ -75,8 +75,10 @@ class BrokerService:
         """
         if self.stopping:
             raise BrokerUnavailable("the broker is stopping", reason="STOPPING")
-        if self.resetting:
-            raise BrokerUnavailable("the backend is being reset", reason="STARTING")
+        if self.reset.running:
+            raise BrokerUnavailable(
+                f"the backend is being reset: {self.reset.stage}", reason="STARTING"
+            )
 
     def server_info(self) -> pb.GetServerInfoResponse:
         return pb.GetServerInfoResponse(
@@ -95,7 +97,7 @@ class BrokerService:
         )
 
     def _power_wishes(self) -> list[str]:
-        """Modes of the sessions that worked since the last look."""
+        """Modes of the sessions, and of clients without one, that worked since the last look."""
         wanted = []
         for session in self.sessions:
             stats = session.executor_session.statistics()
@@ -103,12 +105,18 @@ class BrokerService:
             if stats["in_flight"] or runs != session.runs_seen:
                 wanted.append(session.perf_mode or self.config.session_perf_mode)
             session.runs_seen = runs
+        if self.inline_session is not None:
+            stats = self.inline_session.statistics()
+            runs = stats["run_count"] + stats["error_count"]
+            if stats["in_flight"] or runs != self._inline_runs_seen:
+                wanted.append(self.config.session_perf_mode)
+            self._inline_runs_seen = runs
         return wanted
 
     async def reset_backend(self) -> pb.ResetBackendResponse:
         """See `reset`."""
         self.check_running()
-        return await reset_backend(self)
+        return await self.reset.run()
 
     # -- models ------------------------------------------------------------------------------------
 
@@ -207,6 +215,8 @@ class BrokerService:
             last_error_code=code,
             last_error_name=name_of(code) if code else "",
             parked_count=binding.bound.parked_count,
+            memory_path=memory_path(binding.bound),
+            memory_detail=binding.bound.memory_detail,
         )
 
     async def infer(
@@ -276,6 +286,7 @@ class BrokerService:
                 names=sorted(c.names or set(c.wanted_as)),
                 content_hash=c.content_hash,
                 state=c.state,
+                state_reason=c.lost.reason if c.lost else "",
                 state_detail=c.detail,
                 state_seconds=now - c.since,
                 graph_names=[g.name for g in c.spec.graphs] if c.spec else [],
@@ -356,6 +367,11 @@ class BrokerService:
         return pb.GetStatisticsResponse(
             counters=counters(self), graphs=graph_statistics(self.contexts)
         )
+
+
+def memory_path(bound: BoundGraph) -> "pb.MemoryPath.ValueType":
+    """How the device gets at its tensors."""
+    return pb.MEMORY_PATH_REGISTERED if bound.registered else pb.MEMORY_PATH_RAW
 
 
 def monotonic_deadline(seconds_left: float | None) -> int:

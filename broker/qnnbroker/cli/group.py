@@ -30,6 +30,8 @@ COMMANDS: dict[str, Entry] = {
     "unload": Entry("models", "unload", "Give a resident model back."),
     "describe": Entry("models", "describe", "Show the graphs and tensors of a resident model."),
     "run": Entry("run", "run", "Run a graph on given inputs; time it, compare its outputs."),
+    "park": Entry("reset", "park", "Drop the native part of bindings until their next run."),
+    "reset": Entry("reset", "reset", "Make backend and contexts anew below the clients."),
     "compile": Entry("compile", "compile_command", "Compile an ONNX model for the NPU."),
     "wrap": Entry("wrap", "wrap", "Make ONNX wrappers for a bare context binary."),
     "inspect": Entry("inspect", "inspect", "Show what a compiled file holds, without a broker."),

@@ -73,13 +73,13 @@ def print_models(contexts: "Sequence[control_pb2.ContextInfo]") -> None:
 
 
 def show_state(context: "control_pb2.ContextInfo") -> str:
-    """The state; of one that failed, with the reason and since when."""
+    """The state; of one that failed or was lost, with the reason and since when."""
     from .output import show_seconds
 
-    if context.state != "failed":
+    if context.state not in ("failed", "lost"):
         return context.state
     age = show_seconds(context.state_seconds)
-    return f"failed {age} ago, {context.state_reason}: {context.state_detail}"
+    return f"{context.state} {age} ago, {context.state_reason}: {context.state_detail}"
 
 
 @click.command(

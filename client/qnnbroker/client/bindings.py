@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binding: a graph together with the buffer spans of all its tensors, checked once, run often."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy.typing as npt
 
-from qnnbroker.protos.errors import LeaseRevoked, WouldBlock
+from qnnbroker.protos.errors import BrokerError, LeaseRevoked, WouldBlock
 from qnnbroker.v1 import control_pb2
 
 from .buffers import to_cpu, to_device
@@ -38,8 +39,7 @@ class Binding:
         self._graph = graph
         self._session = graph.session
         self._binding_id = answer.binding_id
-        self._registered = answer.memory_path == control_pb2.MEMORY_PATH_REGISTERED
-        self._memory_detail = answer.memory_detail
+        self._know_memory(answer)
         self._spans = spans
         self._synchronised = tuple(spans.synchronised)
         self._inputs = MappingProxyType(spans.inputs)
@@ -54,13 +54,30 @@ class Binding:
     @property
     def memory(self) -> Literal["registered", "raw"]:
         """How the device gets at the tensors: by handles of registered memory, which it reads and
-        writes itself, or by address, where the library may copy. Shared either way."""
+        writes itself, or by address, where the library may copy. Shared either way.
+
+        Asks the broker, since a binding that was parked may come back in another way; of a closed
+        one it is what was known last."""
+        self._ask_memory()
         return "registered" if self._registered else "raw"
 
     @property
     def memory_detail(self) -> str:
-        """Why it is not registered; empty when it is."""
+        """Why it is not registered; empty when it is. Asks as `memory` does."""
+        self._ask_memory()
         return self._memory_detail
+
+    def _ask_memory(self) -> None:
+        if self._closed or not self._session.usable:
+            return
+        with contextlib.suppress(BrokerError):  # then what was known last must do
+            self._know_memory(self._session.describe_binding(self._binding_id))
+
+    def _know_memory(
+        self, answer: control_pb2.CreateBindingResponse | control_pb2.DescribeBindingResponse
+    ) -> None:
+        self._registered = answer.memory_path == control_pb2.MEMORY_PATH_REGISTERED
+        self._memory_detail = answer.memory_detail
 
     @property
     def graph(self) -> "Graph":

@@ -121,10 +121,13 @@ class Control:
         request = pb.ReleaseBindingRequest(binding_id=binding_id)
         return not self._call(self._stub.ReleaseBinding, request, timeout).still_running
 
+    def describe_binding(self, binding_id: int, timeout: float) -> pb.DescribeBindingResponse:
+        request = pb.DescribeBindingRequest(binding_id=binding_id)
+        return self._call(self._stub.DescribeBinding, request, timeout)
+
     def last_error(self, binding_id: int, timeout: float) -> tuple[int, str]:
         """QNN code and name of the last execute of a binding that failed; 0 when none did."""
-        request = pb.DescribeBindingRequest(binding_id=binding_id)
-        answer = self._call(self._stub.DescribeBinding, request, timeout)
+        answer = self.describe_binding(binding_id, timeout)
         return answer.last_error_code, answer.last_error_name
 
     def execute(self, binding_id: int, timeout: float) -> Timing:
@@ -140,6 +143,13 @@ class Control:
 
     def statistics(self, timeout: float) -> pb.GetStatisticsResponse:
         return self._call(self._stub.GetStatistics, pb.GetStatisticsRequest(), timeout)
+
+    def park_bindings(self, model: str, timeout: float) -> pb.ParkBindingsResponse:
+        """Those of one model, by name or hash prefix; of all, when that is empty."""
+        return self._call(self._stub.ParkBindings, pb.ParkBindingsRequest(model=model), timeout)
+
+    def reset_backend(self, timeout: float) -> pb.ResetBackendResponse:
+        return self._call(self._stub.ResetBackend, pb.ResetBackendRequest(), timeout)
 
     def stop_server(self, timeout: float) -> None:
         self._call(self._stub.StopServer, pb.StopServerRequest(), timeout)

@@ -14,7 +14,7 @@ from qnnbroker.protos.errors import (
     SessionClosed,
     WouldBlock,
 )
-from qnnbroker.protos.status import completion_text, from_completion
+from qnnbroker.protos.status import completion_advice, completion_text, from_completion
 
 from .timing import Timing
 
@@ -71,7 +71,8 @@ class HotPath:
                 ids = {**error.ids, "qnn_code": str(code), "operation": "graphExecute"}
                 error = from_completion(
                     status,
-                    f"binding {binding_id}: the QNN execute failed with code {code} ({name})",
+                    f"binding {binding_id}: the QNN execute failed with code {code} ({name})"
+                    f"{completion_advice(status)}",
                 )
                 error.ids = ids
         return error

@@ -255,6 +255,9 @@ class Session:
     ) -> control_pb2.CreateBindingResponse:
         return self._control.create_binding(request, self.call_timeout)
 
+    def describe_binding(self, binding_id: int) -> control_pb2.DescribeBindingResponse:
+        return self._control.describe_binding(binding_id, self.call_timeout)
+
     def release_binding(self, binding_id: int) -> bool:
         """False while a run of it may still write; ask again later."""
         if self.usable:

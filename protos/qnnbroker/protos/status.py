@@ -148,10 +148,13 @@ def from_grpc(status: int, message: str, detail: bytes | None) -> BrokerError:
     return _BY_STATUS.get(status, BrokerError)(message or f"gRPC status {status}")
 
 
+_COMPLETION_ADVICE = {
+    11: "; nothing runs any more until the backend is reset (`qnnbroker reset`)",
+}
 _COMPLETION_TEXTS = {
     2: "the binding is not known",
     3: "the binding is gone",
-    4: "the binding was released",
+    4: "the binding was released, or a reset of the backend lost its context",
     5: "the session has as many submissions in flight as it may",
     7: "the deadline passed before it ran",
     9: "it was cancelled",
@@ -169,7 +172,12 @@ def completion_text(code: int) -> str:
     if known is None:
         _, reason = COMPLETION.get(code, (None, "INTERNAL"))
         known = f"the execute failed: {reason} (completion code {code})"
-    return known
+    return known + completion_advice(code)
+
+
+def completion_advice(code: int) -> str:
+    """What is to be done after that completion code, to be put behind a message; mostly nothing."""
+    return _COMPLETION_ADVICE.get(code, "")
 
 
 def from_completion(code: int, message: str) -> BrokerError:

@@ -839,12 +839,19 @@ class DescribeBindingResponse(_message.Message):
     LAST_ERROR_CODE_FIELD_NUMBER: _builtins.int
     LAST_ERROR_NAME_FIELD_NUMBER: _builtins.int
     PARKED_COUNT_FIELD_NUMBER: _builtins.int
+    MEMORY_PATH_FIELD_NUMBER: _builtins.int
+    MEMORY_DETAIL_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
     model_hash: _builtins.str
     last_error_code: _builtins.int
     """QNN code of the last execute that failed, and our name for it; 0 when none did."""
     last_error_name: _builtins.str
     parked_count: _builtins.int
+    memory_path: Global___MemoryPath.ValueType
+    """As it is now: a revival may find another way than the first time. While it is parked, how it was
+    until then.
+    """
+    memory_detail: _builtins.str
     def __init__(
         self,
         *,
@@ -853,10 +860,12 @@ class DescribeBindingResponse(_message.Message):
         last_error_code: _builtins.int = ...,
         last_error_name: _builtins.str = ...,
         parked_count: _builtins.int = ...,
+        memory_path: Global___MemoryPath.ValueType = ...,
+        memory_detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "last_error_code", b"last_error_code", "last_error_name", b"last_error_name", "model_hash", b"model_hash", "parked_count", b"parked_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "last_error_code", b"last_error_code", "last_error_name", b"last_error_name", "memory_detail", b"memory_detail", "memory_path", b"memory_path", "model_hash", b"model_hash", "parked_count", b"parked_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1299,17 +1308,24 @@ class ResetBackendResponse(_message.Message):
 
     PARKED_COUNT_FIELD_NUMBER: _builtins.int
     CONTEXT_COUNT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     parked_count: _builtins.int
     context_count: _builtins.int
+    """Contexts that were made again."""
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that were not, each with why, in words. They keep their holders; the next reset tries again."""
+
     def __init__(
         self,
         *,
         parked_count: _builtins.int = ...,
         context_count: _builtins.int = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_count", b"context_count", "parked_count", b"parked_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_count", b"context_count", "lost", b"lost", "parked_count", b"parked_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -202,7 +202,8 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResetBackend(self, request, context):
-        """Parks every binding, frees and makes anew backend, device and contexts. For operators and tests.
+        """Parks every binding, frees and makes anew backend, device and contexts, or refuses after a time
+        limit of the broker's, saying what runs. A caller that goes away does not stop it. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,9 @@ class ControlServiceStub:
     ParkBindings: _grpc.UnaryUnaryMultiCallable[_control_pb2.ParkBindingsRequest, _control_pb2.ParkBindingsResponse]
     """Parks bindings: drops their native part until the next submission. For operators and tests."""
     ResetBackend: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetBackendRequest, _control_pb2.ResetBackendResponse]
-    """Parks every binding, frees and makes anew backend, device and contexts. For operators and tests."""
+    """Parks every binding, frees and makes anew backend, device and contexts, or refuses after a time
+    limit of the broker's, saying what runs. A caller that goes away does not stop it. For operators.
+    """
     StopServer: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopServerRequest, _control_pb2.StopServerResponse]
     """Asks the broker to end in an orderly way. Answers before it does."""
 
@@ -92,7 +94,9 @@ class ControlServiceAsyncStub(ControlServiceStub):
     ParkBindings: _aio.UnaryUnaryMultiCallable[_control_pb2.ParkBindingsRequest, _control_pb2.ParkBindingsResponse]  # type: ignore[assignment]
     """Parks bindings: drops their native part until the next submission. For operators and tests."""
     ResetBackend: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetBackendRequest, _control_pb2.ResetBackendResponse]  # type: ignore[assignment]
-    """Parks every binding, frees and makes anew backend, device and contexts. For operators and tests."""
+    """Parks every binding, frees and makes anew backend, device and contexts, or refuses after a time
+    limit of the broker's, saying what runs. A caller that goes away does not stop it. For operators.
+    """
     StopServer: _aio.UnaryUnaryMultiCallable[_control_pb2.StopServerRequest, _control_pb2.StopServerResponse]  # type: ignore[assignment]
     """Asks the broker to end in an orderly way. Answers before it does."""
 
@@ -204,7 +208,9 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ResetBackendRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ResetBackendResponse, _abc.Awaitable[_control_pb2.ResetBackendResponse]]:
-        """Parks every binding, frees and makes anew backend, device and contexts. For operators and tests."""
+        """Parks every binding, frees and makes anew backend, device and contexts, or refuses after a time
+        limit of the broker's, saying what runs. A caller that goes away does not stop it. For operators.
+        """
 
     @_abc_1.abstractmethod
     def StopServer(
