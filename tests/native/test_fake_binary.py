@@ -90,6 +90,16 @@ def test_everything_written_is_read(library: QnnLibrary) -> None:
     assert info.graph("two").inputs[0].size_bytes == 16
 
 
+def test_what_a_binary_was_compiled_for_is_read(library: QnnLibrary) -> None:
+    told = binary_bytes([adder()], backend_id=9, core_api="3.1.4", backend_api="1.2.345")
+    info = parse_binary(library, told)
+    found = (info.backend_id, info.core_api_version, info.backend_api_version)
+    assert found == (9, (3, 1, 4), (1, 2, 345))
+    info = parse_binary(library, binary_bytes([adder()]))
+    found = (info.backend_id, info.core_api_version, info.backend_api_version)
+    assert found == (library.backend_id, library.core_api_version, library.backend_api_version)
+
+
 def test_the_blob_is_the_file_without_its_overhead(library: QnnLibrary, tmp_path: Path) -> None:
     small = write_binary(tmp_path / "small.bin", [adder()])
     large = write_binary(tmp_path / "large.bin", [adder()], file_bytes=1 << 20)
@@ -190,6 +200,11 @@ WRONG = [
     GRAPH + "weights 1\nweights 1\nend\n",
     GRAPH + "arch 73\nend\n",
     HEAD + "arch x\n" + GRAPH[len(HEAD) :] + "end\n",
+    HEAD + "backend_id -1\n" + GRAPH[len(HEAD) :] + "end\n",
+    HEAD + "core_api 2.40\n" + GRAPH[len(HEAD) :] + "end\n",
+    HEAD + "core_api 2.40.0 1\n" + GRAPH[len(HEAD) :] + "end\n",
+    HEAD + "backend_api 2.40.0.1\n" + GRAPH[len(HEAD) :] + "end\n",
+    HEAD + "backend_api 2.40.0\nbackend_api 2.40.0\n" + GRAPH[len(HEAD) :] + "end\n",
     HEAD + "size 5\n" + GRAPH[len(HEAD) :] + "end\n",
     HEAD + "build " + "v" * 64 + "\n" + GRAPH[len(HEAD) :] + "end\n",
     GRAPH + "graph g\ninput a uint8 4\noutput b uint8 4\nend\n",

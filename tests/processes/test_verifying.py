@@ -308,6 +308,11 @@ def test_a_file_truncated_while_it_is_tried_is_tried_and_loaded_as_it_was(
         ({"arch": 73, "soc": 57}, "43", "57"),
         ({"arch": 73, "soc": 43, "build_id": "v2.99.0.1"}, "2.x up to 2.51.0", "2.99.0"),
         ({"arch": 73, "soc": 43, "build_id": "v1.50.0.1"}, "2.x up to 2.51.0", "1.50.0"),
+        ({"arch": 73, "soc": 43, "backend_id": 9}, "6", "9"),
+        ({"arch": 73, "soc": 43, "core_api": "2.99.0"}, "2.x up to 2.40.0", "2.99.0"),
+        ({"arch": 73, "soc": 43, "core_api": "3.1.0"}, "2.x up to 2.40.0", "3.1.0"),
+        ({"arch": 73, "soc": 43, "backend_api": "5.52.0"}, "5.x up to 5.51.0", "5.52.0"),
+        ({"arch": 73, "soc": 43, "backend_api": "4.1.0"}, "5.x up to 5.51.0", "4.1.0"),
     ],
 )
 def test_a_binary_for_another_chip_or_library_is_refused_on_hardware(
@@ -319,7 +324,8 @@ def test_a_binary_for_another_chip_or_library_is_refused_on_hardware(
     found: str,
 ) -> None:
     broker = start(verify=verify, switch_words=("device_arch=73", "soc=43", "hardware=on"))
-    right = make_model("right", arch=73, soc=43, build_id="v2.40.0.1")
+    older = {"build_id": "v2.40.0.1", "core_api": "2.10.0", "backend_api": "5.0.1"}
+    right = make_model("right", arch=73, soc=43, **older)
     with connect(broker.runtime_dir) as session, session.load(right) as model:
         works(model)
         with pytest.raises(VersionMismatch) as refused:

@@ -164,6 +164,9 @@ def binary_bytes(
     soc: int = 0,
     build_id: str | None = None,
     binary_class: str | None = None,
+    backend_id: int | None = None,
+    core_api: str | None = None,
+    backend_api: str | None = None,
     create_us: int = 0,
     file_bytes: int = 0,
 ) -> bytes:
@@ -174,16 +177,23 @@ def binary_bytes(
         arch, soc: what the binary says it was compiled for; 0 for anything.
         build_id: of the SDK that compiled it; None for that of the library that reads it.
         binary_class: binaries of two classes cannot be in one process, like the emulation's.
+        backend_id, core_api, backend_api: what it was compiled for, versions as "2.40.0"; None for
+            what the library that reads it is.
         create_us: how long making a context takes, besides touching its weights.
         file_bytes: the least size of the file; it is filled up with newlines.
 
     Nothing is checked here: tests want to write wrong ones, and the library checks all.
     """
     lines = [MAGIC, f"size {'0' * _SIZE_DIGITS}", f"arch {arch}", f"soc {soc}"]
-    if build_id is not None:
-        lines.append(f"build {build_id}")
-    if binary_class is not None:
-        lines.append(f"class {binary_class}")
+    for key, value in (
+        ("build", build_id),
+        ("class", binary_class),
+        ("backend_id", backend_id),
+        ("core_api", core_api),
+        ("backend_api", backend_api),
+    ):
+        if value is not None:
+            lines.append(f"{key} {value}")
     lines.append(f"create_us {create_us}")
     for graph in graphs:
         lines.extend(graph.lines())
@@ -201,6 +211,9 @@ def write_binary(
     soc: int = 0,
     build_id: str | None = None,
     binary_class: str | None = None,
+    backend_id: int | None = None,
+    core_api: str | None = None,
+    backend_api: str | None = None,
     create_us: int = 0,
     file_bytes: int = 0,
 ) -> Path:
@@ -213,6 +226,9 @@ def write_binary(
             soc=soc,
             build_id=build_id,
             binary_class=binary_class,
+            backend_id=backend_id,
+            core_api=core_api,
+            backend_api=backend_api,
             create_us=create_us,
             file_bytes=file_bytes,
         )

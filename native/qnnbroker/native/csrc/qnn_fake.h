@@ -197,7 +197,8 @@ struct fake_binary {
     struct fake_arena arena;
     char build[64];
     char class_name[32];
-    uint32_t arch, soc;
+    uint32_t arch, soc, backend_id;
+    uint32_t core_api[3], backend_api[3];
     uint64_t create_us, file_bytes;
     uint32_t graph_count;
     struct fake_graph_spec *graphs;
@@ -219,6 +220,7 @@ bool fake_word_u64(const char *word, uint64_t most, uint64_t *out);
 bool fake_word_u32(const char *word, uint32_t most, uint32_t *out);
 bool fake_word_i32(const char *word, int32_t *out);
 bool fake_word_float(const char *word, float *out);
+bool fake_word_version(const char *word, uint32_t out[3]); /* "2.40.0" */
 bool fake_word_name(const char *word, char *out, size_t room); /* undoes %41 */
 bool fake_word_dims(const char *word, uint32_t *dims, uint32_t *rank);
 bool fake_tensor_line(struct fake_arena *arena, const struct fake_line *line,

@@ -18,6 +18,8 @@
 
 typedef void (*fake_function)(void);
 
+#define FAKE_BACKEND_ID 6
+
 struct fake_version {
     uint32_t major, minor, patch;
 };

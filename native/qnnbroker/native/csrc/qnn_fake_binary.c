@@ -160,7 +160,7 @@ struct key {
     const char *name;
     void *field;
     uint64_t most;
-    uint32_t bytes; /* of the field: 4 or 8 for a number, else the room for a word */
+    uint32_t bytes; /* of the field: 4 or 8 for a number, 12 for a version, else room for a word */
 };
 
 static const char *set_key(struct parser *p, const struct key *keys, uint32_t count,
@@ -175,6 +175,8 @@ static const char *set_key(struct parser *p, const struct key *keys, uint32_t co
         *seen |= 1u << i;
         if (p->line.count != 2)
             return "a key wants one value";
+        if (keys[i].bytes == 12)
+            return fake_word_version(p->line.words[1], keys[i].field) ? NULL : "not a version";
         if (keys[i].most == 0) {
             if (strlen(p->line.words[1]) >= keys[i].bytes)
                 return "the value is too long";
@@ -212,6 +214,9 @@ static const char *one_line(struct parser *p) {
             {"arch", &binary->arch, 999, 4},
             {"soc", &binary->soc, 99999, 4},
             {"create_us", &binary->create_us, MAX_US, 8},
+            {"backend_id", &binary->backend_id, UINT32_MAX, 4},
+            {"core_api", binary->core_api, 0, sizeof binary->core_api},
+            {"backend_api", binary->backend_api, 0, sizeof binary->backend_api},
         };
 
         return set_key(p, keys, sizeof keys / sizeof *keys, &p->seen_top);
@@ -269,7 +274,12 @@ uint64_t fake_binary_parse(const void *data, uint64_t size, struct fake_binary *
 
     p.binary = calloc(1, sizeof *p.binary);
     if (p.binary) {
-        snprintf(p.binary->build, sizeof p.binary->build, "%s", fake_switches_now().build);
+        struct fake_switches switches = fake_switches_now();
+
+        snprintf(p.binary->build, sizeof p.binary->build, "%s", switches.build);
+        memcpy(p.binary->core_api, switches.core_api, sizeof switches.core_api);
+        memcpy(p.binary->backend_api, (const uint32_t[3]){5, 51, 0}, sizeof p.binary->backend_api);
+        p.binary->backend_id = FAKE_BACKEND_ID;
         p.binary->file_bytes = size;
         wrong = parse(&p, data, (const char *)data + size);
     }

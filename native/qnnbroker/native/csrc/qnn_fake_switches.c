@@ -44,13 +44,6 @@ static bool text_value(const char *value, char *out, size_t room) {
     return true;
 }
 
-static bool version_value(const char *value, uint32_t out[3]) {
-    char tail;
-
-    return strspn(value, "0123456789.") == strlen(value) &&
-           sscanf(value, "%9u.%9u.%9u%c", &out[0], &out[1], &out[2], &tail) == 3;
-}
-
 static bool set(struct fake_switches *s, const char *key, const char *value) {
     static const struct {
         const char *key;
@@ -99,7 +92,7 @@ static bool set(struct fake_switches *s, const char *key, const char *value) {
     if (strcmp(key, "control") == 0)
         return text_value(value, s->control, sizeof s->control);
     if (strcmp(key, "core_api") == 0)
-        return version_value(value, s->core_api);
+        return fake_word_version(value, s->core_api);
     if (strcmp(key, "record") != 0)
         return false;
     s->record_off = strcmp(value, "off") == 0;

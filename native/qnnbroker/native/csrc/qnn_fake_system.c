@@ -119,12 +119,12 @@ static bool fill(struct system_context *context) {
             return false;
     memset(context->info, 0, sizeof context->info);
     put32(context->info, 0, version);
-    put32(body, 0, 6);
+    put32(body, 0, binary->backend_id);
     put_pointer(body, 8, binary->build);
-    for (uint32_t i = 0; i < 3; i++)
-        put32(body, 16 + 4 * i, switches.core_api[i]);
-    put32(body, 28, 5);
-    put32(body, 32, 51);
+    for (uint32_t i = 0; i < 3; i++) {
+        put32(body, 16 + 4 * i, binary->core_api[i]);
+        put32(body, 28 + 4 * i, binary->backend_api[i]);
+    }
     put_pointer(body, 40, "");
     put32(body, places[version - 1].blob_version, 4);
     put32(body, places[version - 1].blob_version + 8u, 6);

@@ -11,7 +11,6 @@
 
 #define PROVIDER "QNNBROKER_FAKE"
 #define SYSTEM_PROVIDER "QNNBROKER_FAKE_SYSTEM"
-#define BACKEND_ID 6
 
 #define NOT_HERE(X)                                                                              \
     X(5, backendRegisterOpPackage)                                                               \
@@ -131,7 +130,7 @@ static struct fake_system_interface system_interface;
 static void prepare(void) {
     struct fake_switches switches = fake_switches_now();
 
-    core.backend_id = BACKEND_ID;
+    core.backend_id = FAKE_BACKEND_ID;
     core.provider = PROVIDER;
     fake_backend_get_api_version(&core.api);
     fill(core.slots, core_functions, FAKE_CORE_SLOTS, switches.null_slot);

@@ -7,6 +7,7 @@
 
 #include <locale.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,6 +147,13 @@ bool fake_word_float(const char *word, float *out) {
     *out = strtof_l(word, &tail, plain);
     freelocale(plain);
     return *tail == 0 && isfinite(*out);
+}
+
+bool fake_word_version(const char *word, uint32_t out[3]) {
+    char tail;
+
+    return strspn(word, "0123456789.") == strlen(word) &&
+           sscanf(word, "%9u.%9u.%9u%c", &out[0], &out[1], &out[2], &tail) == 3;
 }
 
 static int hex_digit(char c) {
