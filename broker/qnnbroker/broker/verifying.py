@@ -104,7 +104,7 @@ class Verifier:
             VersionMismatch: it does not fit this chip or library, or what is loaded here.
             BrokerError: what the library or the trial said.
         """
-        tried = False
+        tried = alone = False
         while True:
             verdict = self.store.get(content_hash, self.backend.build_id, self.device)
             if verdict is not None and not verdict.accepted and self._still_counts(verdict):
@@ -113,16 +113,24 @@ class Verifier:
             loaded = [r for r in residents() if r.binary_class]
             wanted = loaded[0].binary_class if loaded else ""
             if verdict is not None and verdict.accepted:
-                if wanted in ("", verdict.binary_class):
-                    self.counts.remembered += not tried
-                    return verdict.binary_class
                 if wanted in verdict.conflicts:
                     raise class_conflict(verdict.content_hash, loaded[0].content_hash)
+                if alone or wanted in ("", verdict.binary_class):
+                    self.counts.remembered += not tried
+                    return verdict.binary_class
             tried = True
             verifying()
-            witness = await self._witness(loaded)
+            witness = await self._witness([r for r in loaded if r.binary_class == wanted])
+            if wanted and witness is None:
+                self.counts.without_witness += 1
+                if self.backend.emulated:  # where two classes destroy each other
+                    raise no_witness(content_hash, loaded[0].content_hash)
+                log.warning("no loaded binary is there to try a new one beside; trying it alone")
+                alone = True
             try:
-                await self._try(content_hash, file, witness, wanted, verdict, cancelled)
+                await self._try(content_hash, file, witness, verdict, cancelled)
+            except WitnessGoneError as error:
+                log.info("tried %s beside a file that changed: %s", content_hash[:12], error)
             finally:
                 if witness is not None:
                     witness[1].close()
@@ -138,9 +146,6 @@ class Verifier:
             file = await loop.run_in_executor(self.threads, resident.binary)
             if file is not None:
                 return resident, file
-        if loaded:
-            self.counts.without_witness += 1
-            log.warning("no loaded binary is there to try a new one beside; trying it alone")
         return None
 
     async def _try(
@@ -148,19 +153,24 @@ class Verifier:
         content_hash: str,
         file: SteadyFile,
         witness: tuple[Resident, SteadyFile] | None,
-        wanted: str,
         before: Verdict | None,
         cancelled: threading.Event,
     ) -> None:
-        """One trial and what it means; its verdict is in the store afterwards."""
-        outcome = await self._trial(file, witness and witness[1], cancelled, content_hash)
+        """One trial and what it means; its verdict is in the store afterwards.
+
+        Raises:
+            WitnessGoneError: nothing was found out.
+            BrokerError: it was rejected, or could not be tried.
+        """
+        outcome = await self._trial(file, witness, cancelled, content_hash)
         verdict = Verdict(content_hash, self.backend.build_id, self.device, accepted=False)
-        if outcome.kind != "ok" and witness is not None:
+        own = before.binary_class if before and before.accepted else content_hash[:16]
+        wanted = witness[0].binary_class if witness is not None else own
+        if not (outcome.kind == "ok" or of_the_moment(outcome)) and witness is not None:
             # Is it the binary, or the two of them together?
             alone = await self._trial(file, None, cancelled, content_hash)
             if alone.kind == "ok":
                 conflicts = (*(before.conflicts if before else ()), wanted)
-                own = before.binary_class if before and before.accepted else content_hash[:16]
                 self.store.put(
                     replace(verdict, accepted=True, binary_class=own, conflicts=conflicts)
                 )
@@ -173,13 +183,13 @@ class Verifier:
                 replace(
                     verdict,
                     accepted=True,
-                    binary_class=wanted or content_hash[:16],
+                    binary_class=wanted,  # beside no witness it shows only what it is by itself
                     conflicts=before.conflicts if before else (),
                 )
             )
             return
         error = error_of(outcome)
-        if outcome.kind == "cannot" or outcome.code in _PASSING_CODES:
+        if of_the_moment(outcome):
             raise error  # nothing to remember
         self.counts.rejected += 1
         self.store.put(
@@ -196,26 +206,30 @@ class Verifier:
     async def _trial(
         self,
         file: SteadyFile,
-        witness: SteadyFile | None,
+        witness: tuple[Resident, SteadyFile] | None,
         cancelled: threading.Event,
         content_hash: str,
     ) -> Outcome:
+        beside = witness[1] if witness is not None else None
+
         def check(facts: Facts) -> None:
             compatibility.check(facts, self.backend)
 
         def work() -> Outcome:
             while True:
                 file.ensure(content_hash)
+                if witness is not None:
+                    ensure_witness(*witness)
                 outcome = try_binary(
                     Path(self.backend.library_dir),
                     file,
-                    witness,
+                    beside,
                     check=check,
                     limit_seconds=self.limit_seconds,
                     cancelled=cancelled,
                 )
                 # Pages that went away below the child killed it, not what was in them.
-                if outcome.kind == "ok" or file.safe:
+                if outcome.kind == "ok" or (file.safe and (beside is None or beside.safe)):
                     return outcome
 
         self.counts.trials += 1
@@ -229,6 +243,40 @@ class Verifier:
             f", {outcome.message}" if outcome.message else "",
         )
         return outcome
+
+
+class WitnessGoneError(Exception):
+    """The binary that one was tried beside is no longer what was loaded."""
+
+
+def ensure_witness(resident: Resident, file: SteadyFile) -> None:
+    """Makes sure that the witness's bytes are held. May copy, so it blocks.
+
+    Raises:
+        WitnessGoneError: they are gone.
+        LimitExceeded: reason MEMORY.
+    """
+    try:
+        file.ensure(resident.content_hash)
+    except InvalidRequest as error:
+        raise WitnessGoneError(str(error)) from error
+
+
+def of_the_moment(outcome: Outcome) -> bool:
+    """Whether it says something about the machine at that time, and nothing about the file."""
+    return outcome.kind == "cannot" or outcome.code in _PASSING_CODES
+
+
+def no_witness(content_hash: str, resident_hash: str) -> VersionMismatch:
+    """The refusal of a binary that cannot be tried beside what is loaded."""
+    return VersionMismatch(
+        f"the binary {content_hash[:12]} has to be tried beside one that is loaded, and no file "
+        f"holds {resident_hash[:12]} as it was loaded any more (it was written to): unload that "
+        "first, or put its file back",
+        reason="BINARY_CLASS",
+        content_hash=content_hash,
+        resident=resident_hash,
+    )
 
 
 def class_conflict(
