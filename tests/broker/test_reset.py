@@ -170,7 +170,7 @@ def test_a_context_that_cannot_be_made_again_is_lost_alone_and_comes_back_with_t
                 with pytest.raises(LeaseRevoked):
                     await run(service, session, lost)
             (model,) = [m for m in service.models if m.context.lost]
-            with pytest.raises(LeaseRevoked, match="could not be made again.*1002"):
+            with pytest.raises(LeaseRevoked, match="is lost.*1002"):
                 await service.infer(session, infer(model), None)
             answer = await service.reset_backend()
             assert (answer.context_count, list(answer.lost)) == (2, [])

@@ -77,6 +77,19 @@ def test_a_lease_holds_back_who_would_change_the_file(
         held.settle(keep=False)
 
 
+def test_a_lease_that_the_kernel_took_is_not_held_and_can_be_let_go(
+    path: Path, held: SteadyFile
+) -> None:
+    assert held.hold()
+    # What the kernel does when somebody has waited for longer than lease-break-time.
+    fcntl.fcntl(held.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    assert not held.safe
+    held.ensure(DIGEST)
+    assert held.copied
+    path.write_bytes(b"something else")
+    assert content_of(held) == CONTENT
+
+
 def test_a_lease_is_of_the_file_whatever_its_names(path: Path, held: SteadyFile) -> None:
     other = path.with_name("hard link")
     other.hardlink_to(path)

@@ -18,6 +18,7 @@ from tests.waiting import PATIENCE_SECONDS, wait_until
 from qnnbroker.cli.wrapper_writing import Place, Tensor, wrapper_bytes
 from qnnbroker.client import Unsupported, connect
 from qnnbroker.native.fake import FakeCall
+from qnnbroker.v1 import control_pb2 as pb
 
 MAPPED = "contextCreateFromBinaryWithCallback"
 BIG = {"file_bytes": 5 << 20}
@@ -77,6 +78,27 @@ def test_a_file_that_is_truncated_while_a_context_reads_it_becomes_a_copy(
         assert (result == 2).all()
         assert mapping.counters()["binaries_copied_total"] == 1
         assert "reads a copy now" in mapping.log()
+
+
+def test_loads_that_hang_do_not_keep_a_truncated_file_from_becoming_a_copy(
+    start_broker: StartBroker, make_model: MakeModel
+) -> None:
+    broker = start_broker(switch_words=("file_mapped=on",), load_threads=1)
+    path = make_model("adder", **BIG)
+    slow = make_model("slow", adder("slow"))
+    with connect(broker.runtime_dir) as session:
+        works(session, path)
+        broker.set_faults("hang=contextCreateFromBinary:1")
+        call = broker.stub.LoadModel(pb.LoadModelRequest(path=str(slow)))
+        broker.wait_hanging(1)
+        writer = threading.Thread(target=os.truncate, args=(path, 0))
+        writer.start()
+        writer.join(PATIENCE_SECONDS)
+        assert path.stat().st_size == 0
+        (result,) = session.models[0].graph.run({"a": _ones(), "b": _ones()}).values()
+        assert (result == 2).all()
+        broker.set_faults("unhang")
+        assert list(call)[-1].HasField("model")
 
 
 def _ones() -> Any:

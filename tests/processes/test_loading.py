@@ -239,6 +239,26 @@ def test_a_slow_load_blocks_nobody(broker: BrokerProcess, make_model: MakeModel,
         assert list(call)[-1].model.name == "slow"
 
 
+def test_loads_that_hang_do_not_keep_others_from_what_is_resident(
+    start_broker: StartBroker, make_model: MakeModel
+) -> None:
+    broker = start_broker(load_threads=1)
+    path = make_model()
+    other = Path(shutil.copy(path, path.with_name("copy.bin")))  # a file that is not known yet
+    with connect(broker.runtime_dir) as one, one.load(path):
+        broker.set_faults(f"hang={CREATE}:1")
+        slow = make_model("slow", adder("slow"))
+        call = broker.stub.LoadModel(pb.LoadModelRequest(path=str(slow)))
+        broker.wait_hanging(1)
+        with connect(broker.runtime_dir) as two:
+            for found in (path, other):
+                with two.load(found, timeout=PATIENCE_SECONDS) as model:
+                    assert model.shared
+                    model.graph.bind().run()
+        broker.set_faults("unhang")
+        assert list(call)[-1].HasField("model")
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "reason"),
     [

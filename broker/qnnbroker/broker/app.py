@@ -60,6 +60,7 @@ class Broker:
         self._attach: AttachServer | None = None
         self._service: BrokerService | None = None
         self._threads: FreshThreads | None = None
+        self._hash_threads: ThreadPoolExecutor | None = None
         self._trial_threads: ThreadPoolExecutor | None = None
 
     @property
@@ -110,7 +111,9 @@ class Broker:
             self._make_verifier(self._backend),
             Creator(self._backend, config.file_mapped_weights),
         )
-        models = ModelTable(contexts, HashCache(self._threads), config.keep_alive_seconds)
+        # Not the threads that load: a create that hangs would keep resident models from everybody.
+        self._hash_threads = ThreadPoolExecutor(config.load_threads, "qnnbroker-hash")
+        models = ModelTable(contexts, HashCache(self._hash_threads), config.keep_alive_seconds)
         sessions = SessionTable(config, executor, models, memory)
         version = broker_version()
         self._service = BrokerService(
@@ -208,13 +211,11 @@ class Broker:
             service.executor.close()
             await service.power.close()
             self._service = None
-        if self._threads is not None:
-            # A hash that nobody waits for may still run.
-            await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
-            self._threads = None
-        if self._trial_threads is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._trial_threads.shutdown)
-            self._trial_threads = None
+        # A hash that nobody waits for may still run.
+        for threads in (self._hash_threads, self._threads, self._trial_threads):
+            if threads is not None:
+                await asyncio.get_running_loop().run_in_executor(None, threads.shutdown)
+        self._hash_threads = self._threads = self._trial_threads = None
         if self._backend is not None:
             if self._log_fd >= 0:
                 asyncio.get_running_loop().remove_reader(self._log_fd)

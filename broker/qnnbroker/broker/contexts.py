@@ -8,139 +8,33 @@ one to give up ends a trial that is under way.
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TypeVar
 
-from qnnbroker.protos.errors import BrokerError, SubmissionCancelled
+from qnnbroker.protos.errors import BrokerError, LeaseRevoked, SubmissionCancelled
 from qnnbroker.v1 import control_pb2 as pb
 
 from .admission import check_class, check_names, check_spec
 from .backends.base import Backend, BackendContext, BinarySpec
+from .context import Context as Context
+from .context import ContextKey as ContextKey
+from .context import StageProgress as StageProgress
 from .creating import Creator
 from .gating import Gate, check_usable
 from .history import History
 from .ids import IdTable
 from .steady import SteadyFile
 from .verifying import Verifier
-
-if TYPE_CHECKING:
-    from .bound import BoundGraph
+from .watching import BinaryWatch
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: How often a file is looked at that a context goes on reading; who would write it waits so long.
-WATCH_SECONDS = 1.0
-
-#: (stage, bytes done, bytes in all)
-StageProgress = Callable[["pb.LoadStage.ValueType", int, int], None]
-
-
-class ContextKey(NamedTuple):
-    """What makes a context another one. Nothing that a session may choose for itself is here."""
-
-    content_hash: str
-    #: Executable ones, sorted; empty means all.
-    enabled_graphs: tuple[str, ...] = ()
-
-
-@dataclass(eq=False)
-class Context:
-    """A context binary and, once ready, what the backend made of it.
-
-    Its states: loading, verifying, loading again, ready, closed; or failed. One that a reset could
-    not make again is lost, and the next reset tries it once more.
-    """
-
-    context_id: int
-    key: ContextKey
-    size_bytes: int
-    store: "ContextStore"
-    file: SteadyFile
-    state: str = "loading"
-    detail: str = ""
-    since: float = field(default_factory=time.monotonic)
-    binary_class: str = ""
-    warnings: tuple[str, ...] = ()
-    spec: BinarySpec | None = None
-    native: BackendContext | None = None
-    #: Why it is lost, while it is.
-    lost: BrokerError | None = None
-    task: asyncio.Task[None] | None = None
-    watchers: list[StageProgress] = field(default_factory=list)
-    names: dict[str, int] = field(default_factory=dict)
-    known_as: list[str] = field(default_factory=list)
-    wanted_as: list[str] = field(default_factory=list)
-    waiters: int = 0
-    leases: int = 0
-    #: Bindings over its graphs, live and parked.
-    bound: "set[BoundGraph]" = field(default_factory=set)
-    load_seconds: float = 0.0
-    unwanted: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def content_hash(self) -> str:
-        return self.key.content_hash
-
-    def enter(self, state: str, detail: str = "") -> None:
-        """From now on it is in that state."""
-        self.state, self.detail, self.since = state, detail, time.monotonic()
-
-    def binary(self) -> SteadyFile | None:
-        """Its file, held, if that still has the bytes that were loaded. May read it: blocks."""
-        try:
-            held = SteadyFile(self.file.original().duplicate())
-        except OSError:
-            return None
-        try:
-            if held.hash_held() == self.content_hash:
-                return held
-        except BrokerError as error:
-            log.debug("context %d: its file is not what it was: %s", self.context_id, error)
-        held.close()
-        return None
-
-    @property
-    def binding_count(self) -> int:
-        return len(self.bound)
-
-    def acquire(self, name: str) -> None:
-        """Takes a lease; the name is what the holder calls it."""
-        self.leases += 1
-        self.names[name] = self.names.get(name, 0) + 1
-        self.known_as = [name]
-
-    def release(self, name: str) -> None:
-        """Gives a lease back; the last one frees the context."""
-        self.leases -= 1
-        self.names[name] -= 1
-        if not self.names[name]:
-            del self.names[name]
-        self.touch()
-
-    def touch(self) -> None:
-        """Something let go: frees the context when nothing needs it any more."""
-        self.store.free_if_unused(self)
-
-    def idle_seconds(self) -> float:
-        """Since the last execute of any of its graphs ended; -1 when there was none."""
-        graphs = self.native.graphs.values() if self.native else ()
-        last = max((g.statistics()["last_end_ns"] for g in graphs), default=0)
-        return (time.monotonic_ns() - last) / 1e9 if last else -1.0
-
-    def run_count(self) -> int:
-        """Executes of all its graphs so far."""
-        graphs = self.native.graphs.values() if self.native else ()
-        return sum(g.statistics()["run_count"] for g in graphs)
-
-    def report(self, stage: "pb.LoadStage.ValueType", done: int, total: int) -> None:
-        for watcher in list(self.watchers):
-            watcher(stage, done, total)
+#: How often it is looked at whether what executes a lost context has ended.
+_PARKED_SECONDS = 0.01
 
 
 class ContextStore:
@@ -161,6 +55,7 @@ class ContextStore:
         self.verifier = verifier
         self.creator = creator
         self.gate = Gate()
+        self._watch = BinaryWatch(self._lose)
         self.history = History()
         self._ids: IdTable[Context] = IdTable("context", "CONTEXT_UNKNOWN")
         self._by_key: dict[ContextKey, Context] = {}
@@ -200,15 +95,27 @@ class ContextStore:
         Raises:
             BrokerError: the load failed; nothing is left of it but a line in the history.
         """
-        await self.gate.passed()
-        context = self._by_key.get(key)
-        if context is not None and context.lost is not None:
-            context = None
-        shared = context is not None
-        if context is None:
-            context = self._begin(file, key)
-        elif context.task is not None:
-            self.joined_loads_total += 1
+        while True:
+            await self.gate.passed()
+            context = self._by_key.get(key)
+            if context is not None and context.lost is not None:
+                context = None
+            shared = context is not None
+            if context is None:
+                context = self._begin(file, key)
+            elif context.task is not None:
+                self.joined_loads_total += 1
+            try:
+                await self._join(context, name, progress)
+            except BrokerError:
+                # What became of the file of whoever came first is nothing to those who joined.
+                if not shared or not context.file.gone:
+                    raise
+            else:
+                return context, shared
+
+    async def _join(self, context: Context, name: str, progress: StageProgress) -> None:
+        """Waits until it is loaded, and takes a lease."""
         context.waiters += 1
         context.watchers.append(progress)
         context.wanted_as.append(name)
@@ -225,7 +132,6 @@ class ContextStore:
             if not context.waiters and context.state == "verifying":
                 self._give_up(context)
             context.touch()
-        return context, shared
 
     def _give_up(self, context: Context) -> None:
         """Nobody waits for a trial any more: it ends, and who comes now starts anew."""
@@ -330,30 +236,36 @@ class ContextStore:
         self._by_key.setdefault(context.key, context)  # where a reset had lost it
         context.file.settle(keep=context.native.keeps_binary)
         if context.native.keeps_binary:
-            self._watch(context)
+            self._watch.add(context)
 
-    def _watch(self, context: Context) -> None:
-        """Looks after a file that its context goes on reading: somebody may want to write it."""
-        asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look_after, context)
+    def _lose(self, context: Context, error: BaseException) -> None:
+        """Its file goes and cannot be copied: nobody may execute it, nor join it, any more."""
+        native, context.native = context.native, None
+        assert native is not None
+        context.lost = LeaseRevoked(
+            f"its file {str(context.file.path)!r} changes, and could not be copied: {error}"
+        )
+        context.enter("lost", str(context.lost))
+        log.error("context %d is lost: %s", context.context_id, context.lost)
+        context.waiters += 1  # until it is freed
+        self.gate.add_closing(asyncio.create_task(self._free_lost(context, native)))
 
-    def _look_after(self, context: Context) -> None:
-        native = context.native
-        if native is None or context.state not in ("loading", "ready"):
-            return
-        if context.file.safe:
-            return self._watch(context)
-
-        def move() -> None:
-            context.file.ensure(context.content_hash, then=native.move_binary)
-
-        moving = asyncio.get_running_loop().run_in_executor(self._threads, move)
-        moving.add_done_callback(lambda done: self._moved(context, done.exception()))
-
-    def _moved(self, context: Context, error: BaseException | None) -> None:
-        if error is None:
-            log.info("context %d reads a copy now: its file changes", context.context_id)
-            return self._watch(context)
-        log.error("context %d reads a file that changes: %s", context.context_id, error)
+    async def _free_lost(self, context: Context, native: BackendContext) -> None:
+        """Frees the native part as soon as nothing executes, then fails who waits to."""
+        bound = list(context.bound)
+        for one in bound:
+            one.hold()
+        while not all(one.parked for one in bound):
+            await asyncio.sleep(_PARKED_SECONDS)
+        try:
+            await self.on_thread(native.close)
+        except BrokerError as error:
+            log.error("context %d could not be freed: %s", context.context_id, error)
+        context.file.settle(keep=False)  # whoever waits to write it goes on
+        for one in bound:
+            one.let_go()
+        context.waiters -= 1
+        context.touch()
 
     def _others(self, context: Context) -> Callable[[], list[Context]]:
         return lambda: [
@@ -398,3 +310,4 @@ class ContextStore:
             context.bound.clear()
             context.touch()
         await self.gate.wait_closed()
+        await asyncio.get_running_loop().run_in_executor(None, self._watch.close)

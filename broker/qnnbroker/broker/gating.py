@@ -89,8 +89,8 @@ def check_usable(context: "Context") -> None:
     """
     if context.lost is not None:
         raise LeaseRevoked(
-            f"context {context.context_id} could not be made again when the backend was reset: "
-            f"{context.lost}; load its model again, or reset once more",
+            f"context {context.context_id} is lost: {context.lost}; load its model again, or reset "
+            "the backend (once more)",
             context_id=context.context_id,
             lost=context.lost.reason,
         )

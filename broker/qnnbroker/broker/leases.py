@@ -7,6 +7,7 @@ held, an open for writing or truncating waits until we give it up, at most
 links) are covered; replacing a name by renaming needs none, since we have the old file open.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -77,7 +78,8 @@ class FileLease:
         """Lets go of whoever waits. Idempotent; before the fd is closed."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            with contextlib.suppress(BlockingIOError):  # its time was over: the kernel took it
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def break_seconds() -> int:

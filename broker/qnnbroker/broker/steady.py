@@ -60,6 +60,8 @@ class SteadyFile:
         self._lease: FileLease | None = None
         #: The hash of what it was while it was held: (hex digest, identity).
         self.verified: tuple[str, FileIdentity | None] = ("", None)
+        #: The bytes that were wanted last could not be had.
+        self.gone = False
         self._users = 1
         self._lock = threading.Lock()
 
@@ -136,6 +138,8 @@ class SteadyFile:
         fd, digest = os.memfd_create("qnnbroker-binary", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), ""
         try:
             digest = self._copy_to(fd, size, progress)
+            if self.file.identity.length >= 0:  # where a range lies was read before
+                self.file.check_unchanged()
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ALL_SEALS)
             # Read-only: older kernels let nobody map a write-sealed memfd that is open for writing.
             sealed = reopen_read_only(fd)
@@ -194,8 +198,10 @@ class SteadyFile:
                 if self.hold() and self.verified == (digest, self.file.identity):
                     return
         log.info("%s: no lease on it (any more); going on with a copy", self.file.path)
+        self.gone = True
         if self.copy(then=then) != digest:
             raise self.changed()
+        self.gone = False
 
     def changed(self) -> InvalidRequest:
         """The error for a file that is no longer what it was."""
@@ -275,7 +281,8 @@ async def content_hash(
         BrokerError: it changed, it cannot be read, or there is no memory for a copy.
     """
     loop = asyncio.get_running_loop()
-    if await loop.run_in_executor(hashes.threads, steady.hold):
+    # Not on the threads that hash, which would keep a resident model waiting for somebody's file.
+    if await loop.run_in_executor(None, steady.hold):
         digest = await hashes.sha256(steady.file, progress)
         steady.verified = digest, steady.file.identity
         if not steady.safe:
