@@ -116,6 +116,35 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
+def around_embedded(size: int) -> tuple[bytes, bytes]:
+    """What comes before and behind an embedded binary of `size` bytes in a wrapper."""
+    head, tail = model_of(ep_node(embed_mode=1, ep_cache_context=b"\x01" * 200)).split(
+        b"\x01" * 200
+    )
+    return grow(head, tail, 200, size)
+
+
+def grow(head: bytes, tail: bytes, old: int, new: int) -> tuple[bytes, bytes]:
+    """Head and tail of a model around an embedded binary of `old` bytes, for one of `new` bytes."""
+    model = onnx.load_from_string(head + b"\x01" * old + tail)
+    (node,) = model.graph.node
+    (cache,) = [a for a in node.attribute if a.name == "ep_cache_context"]
+    others = [a.SerializeToString() for a in node.attribute if a.name != "ep_cache_context"]
+    cache.s = b""
+    before = b"".join(b"\x2a" + varint(len(a)) + a for a in others)
+    del node.attribute[:]
+    inner = cache.SerializeToString().replace(b"\x22\x00", b"")
+    body = inner + b"\x22" + varint(new)
+    before = node.SerializeToString() + before + b"\x2a" + varint(len(body) + new) + body
+    graph = b"\x0a" + varint(len(before) + new) + before
+    del model.graph.node[:]
+    rest = model.graph.SerializeToString()
+    return (
+        b"\x08\x0e\x3a" + varint(len(graph) + new + len(rest)) + graph,
+        rest,
+    )
+
+
 def compile_wrapper(model: str, embed_mode: int, out: Path) -> Path:
     """The path of the wrapper of `model`, written to `out` by a child process."""
     command = [sys.executable, __file__, model, str(embed_mode), str(out)]

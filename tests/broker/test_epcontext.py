@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from tests.tiny_wrappers import compile_wrapper, ep_node, model_of, varint
+from tests.tiny_wrappers import around_embedded, compile_wrapper, ep_node, model_of, varint
 
 from qnnbroker.broker.epcontext import (
     ByteRange,
@@ -236,12 +236,8 @@ def test_a_file_of_endless_small_fields_is_refused() -> None:
 
 def test_an_embedded_binary_is_neither_read_nor_copied(tmp_path: Path) -> None:
     size = 3 * 2**30
-    head, _, tail = model_of(ep_node(embed_mode=1, ep_cache_context=b"\x01" * 200)).partition(
-        b"\x01" * 200
-    )
     path = tmp_path / "large.onnx"
-    # The lengths around the bytes: attribute, node and graph grow by the same amount.
-    data = grow(head, tail, 200, size)
+    data = around_embedded(size)
     with path.open("wb") as file:  # sparse: the binary is a hole, and would be 3 GB to read
         file.write(data[0])
         file.seek(size, 1)
@@ -265,27 +261,6 @@ def test_a_refusal_holds_on_to_no_view_of_the_file(tmp_path: Path) -> None:
             read_wrapper(memoryview(mapped))
         mapped.close()  # BufferError, if the exception's frames still had one
     assert caught.value.__traceback__ is not None
-
-
-def grow(head: bytes, tail: bytes, old: int, new: int) -> tuple[bytes, bytes]:
-    """Head and tail of a model around an embedded binary of `old` bytes, for one of `new` bytes."""
-    model = onnx.load_from_string(head + b"\x01" * old + tail)
-    (node,) = model.graph.node
-    (cache,) = [a for a in node.attribute if a.name == "ep_cache_context"]
-    others = [a.SerializeToString() for a in node.attribute if a.name != "ep_cache_context"]
-    cache.s = b""
-    before = b"".join(b"\x2a" + varint(len(a)) + a for a in others)
-    del node.attribute[:]
-    inner = cache.SerializeToString().replace(b"\x22\x00", b"")
-    body = inner + b"\x22" + varint(new)
-    before = node.SerializeToString() + before + b"\x2a" + varint(len(body) + new) + body
-    graph = b"\x0a" + varint(len(before) + new) + before
-    del model.graph.node[:]
-    rest = model.graph.SerializeToString()
-    return (
-        b"\x08\x0e\x3a" + varint(len(graph) + new + len(rest)) + graph,
-        rest,
-    )
 
 
 def test_symbolic_and_unknown_shapes_are_told_apart() -> None:

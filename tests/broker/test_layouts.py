@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathering the files of a model: which are wanted, and that a large one is not read for a name."""
 
+import hashlib
+import json
 import os
 import resource
 from pathlib import Path
 
 import pytest
-from tests.tiny_wrappers import ep_node, model_of, varint
+from tests.tiny_wrappers import around_embedded, ep_node, model_of
 
-from qnnbroker.broker import layouts
+from qnnbroker.broker import layouts, leases
 from qnnbroker.broker.files import ModelFile
 from qnnbroker.broker.layouts import Gathering, open_path
 from qnnbroker.broker.manifest import names_beside
+from qnnbroker.broker.steady import holding
 from qnnbroker.cli.wrapper_writing import Place, Tensor, wrapper_bytes
 from qnnbroker.protos.errors import InvalidRequest, NotFound
 
@@ -25,27 +28,124 @@ def wrapper_of(place: Place, graph: str = "g") -> bytes:
     return wrapper_bytes(graph, TENSORS[:1], TENSORS[1:], place, "v2")
 
 
-def test_three_gigabytes_inside_a_wrapper_are_not_read_to_find_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "huge.onnx"
-    head = wrapper_of(Place("beside.bin"))
-    # A wrapper whose last field nobody knows is as good, and simpler to make: 3 GiB of hole.
+def huge_wrapper(path: Path, size: int) -> int:
+    """A wrapper with an embedded binary that is a hole of so many bytes; where it begins."""
+    head, tail = around_embedded(size)
     with open(path, "wb") as file:
-        file.write(head + b"\xfa\x07" + varint(3 * GIB))  # field 127, bytes
-        file.truncate(file.tell() + 3 * GIB)
+        file.write(head)
+        file.seek(size, os.SEEK_CUR)
+        file.write(tail)
+    return len(head)
+
+
+@pytest.mark.parametrize("lease", [True, False])
+def test_three_gigabytes_inside_a_wrapper_are_not_read_to_find_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: bool
+) -> None:
+    """Neither where files can be held nor where they cannot, as in most containers."""
+    if not lease:
+        monkeypatch.setattr(leases, "LOCAL_FILE_SYSTEMS", frozenset[str]())
+    path = tmp_path / "huge.onnx"
+    begin = huge_wrapper(path, 3 * GIB)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    before = _rss_kib()
+    before, read, copied = rss_kib(), read_bytes(), holding.copied
     gathering = Gathering(ModelFile.open(path))
     try:
-        assert gathering.wanted()[0] == ("beside.bin", False)
+        assert gathering.wanted() == [("huge.manifest.json", True)]
+        gathering.add("huge.manifest.json", None)
+        opened = gathering.finish()
     finally:
         gathering.close()
-    assert _rss_kib() - before < 16 * 1024
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 5000
+    try:
+        identity = opened.binary.file.identity
+        assert (identity.offset, identity.length) == (begin, 3 * GIB)
+        assert opened.wrapper is not None
+        assert [n.partition_name for n in opened.wrapper.nodes] == ["part_0"]
+        assert rss_kib() - before < 16 * 1024
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 5000
+        assert read_bytes() - read < 1 << 20
+        assert holding.copied == copied
+    finally:
+        opened.close()
 
 
-def _rss_kib() -> int:
+def rss_kib() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
+
+
+def read_bytes() -> int:
+    """What this process has read by system calls so far."""
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])
+
+
+def test_a_large_wrapper_is_read_once_for_its_manifest_and_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LOCAL_FILE_SYSTEMS", frozenset[str]())
+    path = tmp_path / "m.onnx"
+    begin = huge_wrapper(path, 4 << 20)
+    content = path.read_bytes()
+    manifest = {
+        "format": 1,
+        "wrapper": {"name": path.name, "sha256": hashlib.sha256(content).hexdigest()},
+        "binary": {"sha256": hashlib.sha256(bytes(4 << 20)).hexdigest()},
+    }
+    path.with_suffix(".manifest.json").write_text(json.dumps(manifest))
+    copied = holding.copied
+    opened = open_path(path)
+    try:
+        opened.check_manifest(manifest["binary"]["sha256"])  # type: ignore[index]
+        assert holding.copied == copied
+        with open(path, "r+b") as file:
+            file.seek(begin - 1000 if begin > 1000 else 3)
+            file.write(b"x")
+        with pytest.raises(InvalidRequest, match="was changed"):
+            opened.check_manifest(manifest["binary"]["sha256"])  # type: ignore[index]
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("change", ["truncated", "written"])
+def test_a_large_wrapper_that_changes_while_it_is_read_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    path = tmp_path / "m.onnx"
+    begin = huge_wrapper(path, 4 << 20)
+    plain, done = ModelFile.read, list[int]()
+
+    def read(self: ModelFile, offset: int, length: int) -> bytes:
+        if offset > begin and not done:  # behind the binary: the head was read already
+            done.append(offset)
+            if change == "truncated":
+                os.truncate(path, begin)
+            else:
+                with open(path, "r+b") as file:
+                    file.write(b"x")
+        return plain(self, offset, length)
+
+    monkeypatch.setattr(ModelFile, "read", read)
+    with pytest.raises(InvalidRequest, match="was changed") as refused:
+        Gathering(ModelFile.open(path))
+    assert refused.value.reason == "BAD_FILE"
+    assert done
+
+
+def test_a_range_of_a_file_that_changed_since_is_not_copied_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LOCAL_FILE_SYSTEMS", frozenset[str]())
+    path = tmp_path / "m.onnx"
+    huge_wrapper(path, 2 << 20)
+    opened = open_path(path)
+    try:
+        with open(path, "r+b") as file:
+            file.write(b"x")
+        with pytest.raises(InvalidRequest, match="was changed"):
+            opened.binary.copy()
+    finally:
+        opened.close()
 
 
 def test_a_large_binary_inside_is_a_range_of_the_wrapper(

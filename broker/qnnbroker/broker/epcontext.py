@@ -16,7 +16,7 @@ from typing import Literal
 from qnnbroker.protos.errors import Unsupported
 
 from .epcontext_node import ByteRange, EPContextNode, read_node
-from .protowire import Budget, Message, bad, quote
+from .protowire import Budget, Message, Source, bad, quote
 
 __all__ = [
     "ByteRange",
@@ -28,6 +28,7 @@ __all__ = [
     "embedded_binary",
     "names_for",
     "read_wrapper",
+    "read_wrapper_from",
     "sniff",
 ]
 
@@ -107,24 +108,33 @@ def read_wrapper(data: memoryview | bytes, *, budget: Budget | None = None) -> W
     """
     with memoryview(data) as whole, whole.cast("B") as view:
         del data  # or a caller's mapping could not be closed while our exception is handled
-        model = Message(view, 0, len(view), budget or Budget())
-        ir_version, graph_field, metadata = 0, None, dict[str, str]()
-        for field in model.fields():
-            if field.number == _MODEL_IR_VERSION:
-                ir_version = field.signed()
-            elif field.number == _MODEL_GRAPH:
-                if graph_field is not None:
-                    raise bad(f"a second graph at byte {field.start}; a model has one")
-                graph_field = field
-            elif field.number == _MODEL_METADATA:
-                key, value = _read_entry(model.message(field))
-                metadata[key] = value
-        if ir_version < 1 or graph_field is None:
-            raise bad(
-                f"not an ONNX model: {len(view)} bytes with ir_version {ir_version} "
-                f"and {'no' if graph_field is None else 'a'} graph"
-            )
-        return _read_graph(model.message(graph_field), ir_version, metadata)
+        return read_wrapper_from(view, budget=budget)
+
+
+def read_wrapper_from(source: Source, *, budget: Budget | None = None) -> Wrapper:
+    """The same of anything that has bytes, of which it asks for those that hold structure.
+
+    Raises:
+        InvalidRequest, Unsupported: as `read_wrapper`; and what `source` raises.
+    """
+    model = Message(source, 0, len(source), budget or Budget())
+    ir_version, graph_field, metadata = 0, None, dict[str, str]()
+    for field in model.fields():
+        if field.number == _MODEL_IR_VERSION:
+            ir_version = field.signed()
+        elif field.number == _MODEL_GRAPH:
+            if graph_field is not None:
+                raise bad(f"a second graph at byte {field.start}; a model has one")
+            graph_field = field
+        elif field.number == _MODEL_METADATA:
+            key, value = _read_entry(model.message(field))
+            metadata[key] = value
+    if ir_version < 1 or graph_field is None:
+        raise bad(
+            f"not an ONNX model: {len(source)} bytes with ir_version {ir_version} "
+            f"and {'no' if graph_field is None else 'a'} graph"
+        )
+    return _read_graph(model.message(graph_field), ir_version, metadata)
 
 
 def check_fully_offloaded(wrapper: Wrapper) -> None:

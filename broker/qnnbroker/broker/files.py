@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import overload
 
 from qnnbroker.native.region import Region
 from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound
@@ -20,6 +21,8 @@ CHUNK_BYTES = 8 * 1024 * 1024
 #: Read at a time: a buffer that stays in the cache is twice as fast as a large one, and leaves
 #: nothing behind in the heap.
 PIECE_BYTES = 256 * 1024
+#: Read at a time where only a few bytes here and there are wanted.
+WINDOW_BYTES = 4096
 #: A file that changed less than this ago could change again with the times staying the same, since
 #: the kernel stamps them with its tick (4 to 10 ms).
 SETTLED_NS = 100_000_000
@@ -187,6 +190,18 @@ class ModelFile:
             yield done, view[:count]
             done += count
 
+    def hash_unheld(self) -> str:
+        """Hex digest of the range, of a file that nobody holds. Reads it all: blocks.
+
+        Raises:
+            InvalidRequest: reason BAD_FILE; it was written since it was opened.
+        """
+        digest = hashlib.sha256()
+        for _, piece in self.pieces():
+            digest.update(piece)
+        self.check_unchanged()
+        return digest.hexdigest()
+
     def check_unchanged(self) -> None:
         """Refuses when the file was written since it was opened.
 
@@ -218,6 +233,44 @@ class ModelFile:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class FileBytes:
+    """A file's bytes by index and slice, read as they are asked for, a window at a time.
+
+    For looking around in a file of gigabytes that nobody holds: one that shrinks or is written
+    meanwhile is an exception, not a signal. Threads: any, one at a time.
+
+    Raises:
+        InvalidRequest: reason BAD_FILE; it cannot be read, or is shorter than it was.
+    """
+
+    def __init__(self, file: ModelFile) -> None:
+        self._file = file
+        self._start, self._window = 0, b""
+
+    def __len__(self) -> int:
+        return self._file.size_bytes
+
+    @overload
+    def __getitem__(self, at: int, /) -> int: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> bytes: ...
+
+    def __getitem__(self, at: int | slice, /) -> int | bytes:
+        if isinstance(at, slice):
+            start, stop, _ = at.indices(len(self))
+            return self._bytes(start, max(0, stop - start))
+        return self._bytes(at, 1)[0]
+
+    def _bytes(self, start: int, length: int) -> bytes:
+        offset = start - self._start
+        if offset < 0 or offset + length > len(self._window):
+            self._window = self._file.read(start, max(length, WINDOW_BYTES))
+            self._start, offset = start, 0
+            if len(self._window) < length:
+                raise self._file.changed()
+        return self._window[offset : offset + length]
 
 
 class HashCache:

@@ -16,15 +16,16 @@ from .epcontext import (
     binary_path,
     check_fully_offloaded,
     read_wrapper,
+    read_wrapper_from,
     sniff,
 )
-from .files import ModelFile
+from .files import FileBytes, ModelFile
 from .manifest import Manifest
 from .steady import SteadyFile
 
 #: Bytes looked at to tell a wrapper from a binary.
 SNIFF_BYTES = 4096
-#: A wrapper up to this size is read; a larger one holds its binary, and is mapped.
+#: A wrapper up to this size is read; a larger one holds its binary, and is looked around in.
 READ_BYTES = 1024 * 1024
 
 
@@ -56,8 +57,7 @@ class OpenedModel:
             return
         found = self.wrapper_sha256
         if self.whole is not None:
-            with SteadyFile(self.whole.duplicate()) as steady:
-                found = steady.hash_held()
+            found = self.whole.hash_unheld()
         manifests.check(self.manifest, digest, found)
 
     def close(self) -> None:
@@ -97,12 +97,10 @@ class Gathering:
             data = self._file.read(0, READ_BYTES)
             self._wrapper_sha256 = hashlib.sha256(data).hexdigest()
             return read_wrapper(data)
-        # Held only for reading it. It is held anew, and must be unchanged, when it is loaded.
-        with SteadyFile(self._file.duplicate()) as steady:
-            if not steady.hold():
-                steady.copy()
-            with steady.map() as region:
-                return read_wrapper(region.view(0, region.size_bytes))
+        # Not held, so not mapped either; it must be unchanged when it is held for loading.
+        wrapper = read_wrapper_from(FileBytes(self._file))
+        self._file.check_unchanged()
+        return wrapper
 
     def _choose_binary(self, wrapper: Wrapper) -> None:
         check_fully_offloaded(wrapper)

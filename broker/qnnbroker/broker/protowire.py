@@ -13,7 +13,7 @@ The input is hostile by assumption. Whatever the bytes are, the only exception i
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, overload
 
 from qnnbroker.protos.errors import InvalidRequest
 
@@ -42,6 +42,17 @@ class WireType(enum.IntEnum):
 
 
 _WIRE_TYPES = {int(w): w for w in WireType}
+
+
+class Source(Protocol):
+    """What is read: a memoryview, or something that fetches the bytes as they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    @overload
+    def __getitem__(self, at: int, /) -> int: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> "bytes | memoryview": ...
 
 
 def bad(message: str, **ids: object) -> InvalidRequest:
@@ -105,7 +116,7 @@ def _wrong_type(field: Field, wanted: str) -> InvalidRequest:
     )
 
 
-def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
+def _varint(data: Source, position: int, end: int) -> tuple[int, int]:
     """The varint at `position` and the offset behind it; never reads at or beyond `end`."""
     value = 0
     for index in range(_VARINT_BYTES):
@@ -124,14 +135,12 @@ def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
 class Message:
     """A span of a buffer that is read as a protobuf message.
 
-    It borrows the memoryview it is given and must not outlive it.
+    It borrows the source it is given and must not outlive it.
     """
 
     __slots__ = ("_budget", "_data", "_depth", "end", "start")
 
-    def __init__(
-        self, data: memoryview, start: int, end: int, budget: Budget, depth: int = 0
-    ) -> None:
+    def __init__(self, data: Source, start: int, end: int, budget: Budget, depth: int = 0) -> None:
         if not 0 <= start <= end <= len(data):
             raise bad(f"a message from byte {start} to {end} in a file of {len(data)} bytes")
         if depth > MAX_DEPTH:
