@@ -8,6 +8,7 @@ from qnnbroker.v1 import control_pb2 as pb
 
 from . import compatibility
 from .backends.base import BinarySpec
+from .epcontext import Wrapper
 
 
 def check_spec(spec: BinarySpec, backend: pb.BackendInfo) -> list[str]:
@@ -19,18 +20,26 @@ def check_spec(spec: BinarySpec, backend: pb.BackendInfo) -> list[str]:
     Raises:
         Unsupported, VersionMismatch: see `compatibility.check`.
     """
-    return compatibility.check(
-        compatibility.Facts(
-            spec.backend_id,
-            spec.build_id,
-            spec.core_api_version,
-            spec.backend_api_version,
-            spec.dsp_arch,
-            spec.soc_model,
-            spec.shared_weight_bytes,
-        ),
-        backend,
+    return compatibility.check(facts_of(spec), backend)
+
+
+def facts_of(spec: BinarySpec) -> compatibility.Facts:
+    """What a parsed binary says of itself."""
+    return compatibility.Facts(
+        spec.backend_id,
+        spec.build_id,
+        spec.core_api_version,
+        spec.backend_api_version,
+        spec.dsp_arch,
+        spec.soc_model,
+        spec.shared_weight_bytes,
     )
+
+
+def check_wrapper(wrapper: Wrapper | None, spec: BinarySpec) -> list[str]:
+    """Where a wrapper says something else than its binary, which alone counts."""
+    said = compatibility.of_wrapper(wrapper.metadata) if wrapper is not None else None
+    return [] if said is None else compatibility.differences(said, facts_of(spec))
 
 
 def check_names(spec: BinarySpec, names: Sequence[str]) -> None:

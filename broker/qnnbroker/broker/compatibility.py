@@ -6,11 +6,14 @@ An emulation always reports the same chip and runs the binaries of all, so there
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qnnbroker.protos.errors import Unsupported, VersionMismatch
 from qnnbroker.v1 import control_pb2
 
+#: Where onnxruntime-qnn writes into a wrapper what it compiled for.
+METADATA_KEY = "ep_compatibility_info.QNNExecutionProvider"
 #: What the shipped stand-in library calls itself.
 FAKE_PROVIDER = "QNNBROKER_FAKE"
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
@@ -40,6 +43,36 @@ class Mismatch:
 
     def __str__(self) -> str:
         return f"the binary has {self.what} {self.found}, wanted {self.wanted}"
+
+
+def of_wrapper(metadata: Mapping[str, str]) -> Facts | None:
+    """What a wrapper says of its binary; None if it says nothing, or in a way nobody knows here.
+
+    The text is "v2:6:2.51.0:5.51.0:73:43:0:0": scheme, backend id, SDK, backend API, arch, SoC.
+    """
+    parts = metadata.get(METADATA_KEY, "").split(":")
+    if parts[0] != "v2" or len(parts) < 6:
+        return None
+    try:
+        backend_id, arch, soc = int(parts[1]), int(parts[4]), int(parts[5])
+    except ValueError:
+        return None
+    return Facts(backend_id, parts[2], (), version(parts[3]), arch, soc, 0)
+
+
+def differences(said: Facts, binary: Facts) -> list[str]:
+    """Where a wrapper says something else than the binary that it names."""
+    return [
+        f"the wrapper says {what} {theirs}, its binary {ours}"
+        for what, theirs, ours in (
+            ("QNN backend", said.backend_id, binary.backend_id),
+            ("SDK build", dotted(version(said.build_id)), dotted(version(binary.build_id))),
+            ("backend API", dotted(said.backend_api_version), dotted(binary.backend_api_version)),
+            ("DSP arch", said.dsp_arch, binary.dsp_arch),
+            ("SoC", said.soc_model, binary.soc_model),
+        )
+        if theirs and ours and theirs != ours
+    ]
 
 
 def takes_shared_weights(backend: control_pb2.BackendInfo) -> bool:

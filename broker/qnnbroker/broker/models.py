@@ -16,7 +16,9 @@ from qnnbroker.protos.tensors import TensorSpec
 from qnnbroker.v1 import control_pb2 as pb
 from qnnbroker.v1 import types_pb2
 
+from .admission import check_wrapper
 from .backends.base import BackendGraph, ClosableRunnable, Span
+from .compatibility import METADATA_KEY
 from .contexts import Context, ContextKey, ContextStore, StageProgress
 from .epcontext import Wrapper, names_for
 from .files import HashCache
@@ -72,6 +74,9 @@ class Model:
     session_id: int | None
     keep_alive_seconds: float
     graphs: list[GraphView] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
+    #: What the wrapper says that its binary was compiled for, in its own words.
+    compatibility: str = ""
     expiry: asyncio.TimerHandle | None = None
     unloaded: bool = False
 
@@ -89,7 +94,8 @@ class Model:
             sdk_build_id=spec.build_id,
             dsp_arch=spec.dsp_arch,
             soc_model=spec.soc_model,
-            warnings=self.context.warnings,
+            warnings=(*self.context.warnings, *self.warnings),
+            compatibility=self.compatibility,
             backend=self.context.store.backend_name,
             enabled_graphs=self.context.key.enabled_graphs,
         )
@@ -184,6 +190,8 @@ class ModelTable:
         finally:
             opened.close()
         try:
+            assert context.spec is not None
+            warnings = check_wrapper(opened.wrapper, context.spec)
             views = offered_graphs(context, opened.wrapper)
         except BaseException:
             context.release(name)
@@ -192,6 +200,11 @@ class ModelTable:
         model = self._models.add(
             lambda id: Model(id, name, context, source, session_id, keep_alive)
         )
+        for warning in warnings:
+            log.warning("model %s: %s", name, warning)
+        model.warnings = tuple(warnings)
+        if opened.wrapper is not None:
+            model.compatibility = opened.wrapper.metadata.get(METADATA_KEY, "")
         for native, inputs, outputs in views:
             model.graphs.append(
                 self._graphs.add(
@@ -240,8 +253,10 @@ class ModelTable:
             raise NotFound(f"no model has the id {model_id}", reason="MODEL_UNKNOWN", id=model_id)
         return model
 
-    def find(self, name: str) -> Model:
+    def find(self, name: str, session_id: int | None = None) -> Model:
         """A resident model by its name, or by the start of its content hash (8 digits or more).
+
+        The session's own come first, then those that nobody's session ends, then anybody's.
 
         Raises:
             NotFound: reason MODEL_UNKNOWN.
@@ -257,12 +272,15 @@ class ModelTable:
             raise NotFound(
                 f"no resident model is called {name!r}; there are {known}", reason="MODEL_UNKNOWN"
             )
-        if len({m.context.content_hash for m in found}) > 1:
+        for owner in (session_id, None):
+            if own := [m for m in found if m.session_id == owner]:
+                found = own
+                break
+        if (count := len({m.context.content_hash for m in found})) > 1:
             raise InvalidRequest(
-                f"{name!r} means {len(found)} different models; use the start of a content hash"
+                f"{name!r} means {count} different models; use the start of a content hash"
             )
-        # One that nobody's session ends takes precedence.
-        return next((m for m in found if m.session_id is None), found[0])
+        return found[0]
 
     def graph(self, graph_id: int, session_id: int) -> GraphView:
         """The graph, when its model is this session's or nobody's; NotFound or LeaseRevoked."""

@@ -170,7 +170,7 @@ class BrokerService:
         if model_id:
             return self.models.get(model_id, session.session_id if session else None)
         if name:
-            return self.models.find(name)
+            return self.models.find(name, session.session_id if session else None)
         raise InvalidRequest("a model id or a name wanted, found neither")
 
     def unload(self, session: Session | None, model_id: int, name: str) -> None:

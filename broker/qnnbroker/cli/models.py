@@ -61,7 +61,7 @@ def print_models(contexts: "Sequence[control_pb2.ContextInfo]") -> None:
                 ", ".join(c.names) or "-",
                 c.content_hash[:12],
                 show_state(c),
-                len(c.graph_names),
+                show_graphs(c),
                 c.session_count,
                 show_bytes(c.size_bytes),
                 c.run_count,
@@ -70,6 +70,12 @@ def print_models(contexts: "Sequence[control_pb2.ContextInfo]") -> None:
             for c in contexts
         ],
     )
+
+
+def show_graphs(context: "control_pb2.ContextInfo") -> str:
+    """How many there are; and how many of them can be executed, if not all."""
+    count = len(context.graph_names)
+    return f"{len(context.enabled_graphs)} of {count}" if context.enabled_graphs else str(count)
 
 
 def show_state(context: "control_pb2.ContextInfo") -> str:
@@ -88,6 +94,7 @@ def show_state(context: "control_pb2.ContextInfo") -> str:
         ("qnnbroker load model_ctx.onnx", "keep it for the broker's default time after each use"),
         ("qnnbroker load model_ctx.onnx --name ocr --keep-alive forever", "until it is unloaded"),
         ("qnnbroker load model.bin --keep-alive 3600", "for an hour after the last use"),
+        ("qnnbroker load model.bin --graph small --graph large", "two of its graphs"),
     ],
 )
 @click.argument("path", metavar="PATH")
@@ -98,7 +105,14 @@ def show_state(context: "control_pb2.ContextInfo") -> str:
     default="0",
     help="How long it stays after its last use, or 'forever'.  [default: the broker's]",
 )
-def load(path: str, name: str, keep_alive: str) -> None:
+@click.option(
+    "--graph",
+    "graphs",
+    metavar="NAME",
+    multiple=True,
+    help="Make only this graph executable; may be given several times.  [default: all]",
+)
+def load(path: str, name: str, keep_alive: str, graphs: tuple[str, ...]) -> None:
     """Load a model and keep it resident.
 
     PATH is a context binary or the wrapper that `qnnbroker compile` wrote. Loading what is resident
@@ -111,7 +125,10 @@ def load(path: str, name: str, keep_alive: str) -> None:
 
     call = invocation()
     request = control_pb2.LoadModelRequest(
-        path=text_path(path), name=name, keep_alive_seconds=keep_alive_seconds(keep_alive)
+        path=text_path(path),
+        name=name,
+        keep_alive_seconds=keep_alive_seconds(keep_alive),
+        enable_graphs=graphs,
     )
     with broker_control(call.directory()) as control:
         with progress(f"loading {os.path.basename(path)}", silent=call.json) as bar:
@@ -120,9 +137,9 @@ def load(path: str, name: str, keep_alive: str) -> None:
     if call.json:
         print_json({"model": message_json(model), "shared": last.shared})
     else:
-        graphs = ", ".join(g.name for g in model.graphs)
+        offered = ", ".join(g.name for g in model.graphs)
         how = "was resident already" if last.shared else "loaded"
-        print_line(f"{model.name}: {how}, {show_bytes(model.size_bytes)}, graphs {graphs}")
+        print_line(f"{model.name}: {how}, {show_bytes(model.size_bytes)}, graphs {offered}")
 
 
 def text_path(path: str) -> str:
@@ -243,6 +260,9 @@ def describe(name: str) -> None:
             ("size", show_bytes(model.size_bytes)),
             ("compiled for", f"SoC {model.soc_model}, arch v{model.dsp_arch}"),
             ("SDK", model.sdk_build_id),
+            ("wrapper", model.compatibility or "-"),
+            ("executable", ", ".join(model.enabled_graphs) or "all graphs"),
+            *(("warning", warning) for warning in model.warnings),
         ],
     )
     print_graphs(document["graphs"])

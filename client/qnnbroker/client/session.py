@@ -6,7 +6,7 @@ import ctypes
 import os
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -128,6 +128,7 @@ class Session:
         path: str | os.PathLike[str],
         *,
         name: str | None = None,
+        graphs: Sequence[str] | None = None,
         progress: Callable[[LoadProgress], None] | None = None,
         timeout: float = LOAD_TIMEOUT_SECONDS,
     ) -> Model:
@@ -137,21 +138,28 @@ class Session:
             path: opened by this process, and handed over with what belongs to it (the binary and
                 the manifest beside a wrapper).
             name: for people and for `Infer`; the file's stem by default.
+            graphs: make only these executable, which saves memory on the NPU; None: all. It is
+                another context than that with all of them.
             progress: called in this thread; when it raises, the load is given up. Should the model
                 become ready at that very moment, it goes with the session.
             timeout: seconds.
 
         Raises:
             NotFound, NotAllowed: reason FILE_MISSING, FILE_UNREADABLE.
-            InvalidRequest: reason BAD_FILE.
+            NotFound: reason GRAPH_UNKNOWN; `graphs` names one that the binary does not have.
+            InvalidRequest: reason BAD_FILE; or `graphs` names none.
             VersionMismatch: compiled for another chip or a newer library.
             LimitExceeded: no room on the NPU.
             DeadlineExpired: it took longer than `timeout`.
         """
         self.check()
         absolute = os.path.abspath(os.fspath(path))
+        if isinstance(graphs, str) or (graphs is not None and not graphs):
+            raise InvalidRequest(f"a list of names of graphs wanted, or None, found {graphs!r}")
         try:
-            request = control_pb2.LoadModelRequest(path=absolute, name=name or "")
+            request = control_pb2.LoadModelRequest(
+                path=absolute, name=name or "", enable_graphs=graphs or ()
+            )
         except ValueError as exc:  # not text: the name of the file is not UTF-8
             raise InvalidRequest(f"the path {absolute!r} is not text", reason="BAD_FILE") from exc
         if self._hello.takes_files:

@@ -438,6 +438,7 @@ class Model(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     ENABLED_GRAPHS_FIELD_NUMBER: _builtins.int
+    COMPATIBILITY_FIELD_NUMBER: _builtins.int
     model_id: _builtins.int
     name: _builtins.str
     context_id: _builtins.int
@@ -450,6 +451,8 @@ class Model(_message.Message):
     soc_model: _builtins.int
     backend: _builtins.str
     """Besides the content, what makes a context another one."""
+    compatibility: _builtins.str
+    """What the wrapper says that its binary was compiled for, as onnxruntime-qnn wrote it; or empty."""
     @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.GraphSpec]: ...
     @_builtins.property
@@ -474,10 +477,11 @@ class Model(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         backend: _builtins.str = ...,
         enabled_graphs: _abc.Iterable[_builtins.str] | None = ...,
+        compatibility: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "content_hash", b"content_hash", "context_id", b"context_id", "dsp_arch", b"dsp_arch", "enabled_graphs", b"enabled_graphs", "graphs", b"graphs", "model_id", b"model_id", "name", b"name", "sdk_build_id", b"sdk_build_id", "size_bytes", b"size_bytes", "soc_model", b"soc_model", "source_path", b"source_path", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "compatibility", b"compatibility", "content_hash", b"content_hash", "context_id", b"context_id", "dsp_arch", b"dsp_arch", "enabled_graphs", b"enabled_graphs", "graphs", b"graphs", "model_id", b"model_id", "name", b"name", "sdk_build_id", b"sdk_build_id", "size_bytes", b"size_bytes", "soc_model", b"soc_model", "source_path", b"source_path", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

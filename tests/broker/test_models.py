@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which model a name means, and for whom."""
+
+from pathlib import Path
+
+import pytest
+from tests.broker.inside import attached, go, running
+from tests.fake_models import MakeModel, adder
+
+from qnnbroker.broker.models import Model
+from qnnbroker.broker.service import BrokerService
+from qnnbroker.broker.sessions import Session
+from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound
+from qnnbroker.v1 import control_pb2 as pb
+
+
+async def load(service: BrokerService, session: Session | None, path: Path) -> Model:
+    request = pb.LoadModelRequest(path=str(path), name="same", keep_alive_seconds=-1)
+    model, _ = await service.load(session, request, lambda stage, done, total: None)
+    return model
+
+
+@pytest.mark.parametrize("content", ["equal", "different"])
+def test_a_name_means_ones_own_model_whoever_else_has_one_of_that_name(
+    make_model: MakeModel, content: str
+) -> None:
+    async def work() -> None:
+        async with running() as service:
+            sessions = [attached(service, n) for n in ("one", "two", "three")]
+            owners = [*sessions[:2], None]
+            graphs = ["g", "g", "g"] if content == "equal" else ["g", "h", "i"]
+            models = [
+                await load(service, owner, make_model(f"m{n}", adder(graphs[n])))
+                for n, owner in enumerate(owners)
+            ]
+            for owner, model in zip(owners, models, strict=True):
+                assert service.model(owner, 0, "same") is model
+            # Who has none means nobody's, which no session ends.
+            assert service.model(sessions[2], 0, "same") is models[2]
+            for owner, model in zip(owners, models, strict=True):
+                service.unload(owner, 0, "same")
+                assert model.unloaded
+            with pytest.raises(NotFound):
+                service.unload(None, 0, "same")
+
+    go(work)
+
+
+def test_anothers_model_is_found_by_its_name_but_not_given_back(make_model: MakeModel) -> None:
+    async def work() -> None:
+        async with running() as service:
+            owner, other = attached(service, "one"), attached(service, "two")
+            model = await load(service, owner, make_model())
+            for who in (other, None):
+                assert service.model(who, 0, "same") is model
+                with pytest.raises(NotAllowed, match="alone can give it back"):
+                    service.unload(who, 0, "same")
+            another = attached(service, "three")
+            await load(service, another, make_model("b", adder("b")))
+            with pytest.raises(InvalidRequest, match="means 2 different models"):
+                service.model(other, 0, "same")
+
+    go(work)
