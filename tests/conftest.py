@@ -5,8 +5,9 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.broker_process import BrokerProcess, all_stopped, spawn_broker
@@ -56,13 +57,24 @@ def runtime_dir() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture(scope="module")
+def memory_words() -> tuple[str, ...]:
+    """Switches of the fake for every broker of a module; see `tests.memory_kinds`."""
+    return ()
+
+
 @pytest.fixture
-def start_broker(runtime_dir: Path, tmp_path: Path) -> Iterator[StartBroker]:
+def start_broker(
+    runtime_dir: Path, tmp_path: Path, memory_words: tuple[str, ...]
+) -> Iterator[StartBroker]:
     """Starts brokers, on `runtime_dir` unless told otherwise; see `spawn_broker`."""
     started: list[BrokerProcess] = []
 
-    def start(directory: Path = runtime_dir, **options: object) -> BrokerProcess:
-        started.append(spawn_broker(directory, tmp_path, **options))  # type: ignore[arg-type]
+    def start(
+        directory: Path = runtime_dir, switch_words: Sequence[str] = (), **options: Any
+    ) -> BrokerProcess:
+        words = (*memory_words, *switch_words)
+        started.append(spawn_broker(directory, tmp_path, switch_words=words, **options))
         return started[-1]
 
     with all_stopped(started):

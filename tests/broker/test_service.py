@@ -5,6 +5,7 @@ import asyncio
 import math
 import os
 import socket
+import struct
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.fake_models import TENSOR_BYTES, MakeModel, adder, numbers
 from tests.raw_peer import hello_request
 
 from qnnbroker.broker.service import monotonic_deadline
-from qnnbroker.native.fake import control_loaded
+from qnnbroker.native.fake import FakeGraph, FakeTensor, control_loaded
 from qnnbroker.protos.attach import MAX_FRAME_BYTES, Kind, pack
 from qnnbroker.protos.errors import BackendError, BrokerUnavailable, DeadlineExpired, InvalidRequest
 from qnnbroker.v1 import control_pb2 as pb
@@ -64,6 +65,24 @@ def test_executes_and_infers_are_counted_where_they_belong(make_model: MakeModel
             statistics = service.statistics()
             assert statistics.counters["inline_copied_bytes_total"] == 2 * 3 * TENSOR_BYTES
             assert [(g.graph, g.run_count) for g in statistics.graphs] == [("add", 5)]
+
+    go(work)
+
+
+def test_an_infer_takes_tensors_without_dimensions(make_model: MakeModel) -> None:
+    async def work() -> None:
+        async with running() as service:
+            x, y = (FakeTensor(n, "float32", ()) for n in "xy")
+            graph = FakeGraph("scalar", (x,), (y,), (("add", "x", "x", "y"),))
+            model = await loaded(service, attached(service), make_model("scalar", graph))
+            value = types_pb2.InlineTensor(
+                name="x", dtype=types_pb2.DATA_TYPE_FLOAT32, data=struct.pack("<f", 21.0)
+            )
+            answer = await service.infer(
+                None, pb.InferRequest(name=model.name, inputs=[value]), None
+            )
+            assert answer.outputs[0].data == struct.pack("<f", 42.0)
+            assert list(answer.outputs[0].shape) == []
 
     go(work)
 

@@ -225,6 +225,8 @@ WRONG = [
     GRAPH + "input c ufixed8 4 axis=0 scales=1,1,1\nend\n",
     GRAPH + "input c ufixed8 4 axis=0 scales=1,1,1,1,1\nend\n",
     GRAPH + "input c ufixed8 4 axis=0 scales=1,1,1,1 offsets=1\nend\n",
+    GRAPH + "input c ufixed8 - axis=0 scales=1\nend\n",
+    GRAPH + "input c uint8 -x4\nend\n",
     GRAPH + "input c uint8 4 id=0\nend\n",
     GRAPH + "input c uint8 4 id=7\ninput d uint8 4 id=7\nend\n",
     GRAPH + "op\nend\n",

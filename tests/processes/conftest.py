@@ -24,11 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def module_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def module_broker(
+    tmp_path_factory: pytest.TempPathFactory, memory_words: tuple[str, ...]
+) -> Iterator[BrokerProcess]:
     with tempfile.TemporaryDirectory(prefix="qb") as directory:
         broker = spawn_broker(
             Path(directory),
             tmp_path_factory.mktemp("broker"),
+            switch_words=memory_words,
             max_buffer_bytes=1 << 24,
             max_session_bytes=1 << 26,
             max_buffers=40,

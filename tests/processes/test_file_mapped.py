@@ -62,6 +62,24 @@ def test_a_library_that_takes_it_reads_the_files_own_pages_as_long_as_the_contex
     wait_until(lambda: mapping.fds() == fds, "no fd of the file is left")
 
 
+def test_such_a_context_is_asked_what_it_can_do_before_anybody_binds(
+    start_broker: StartBroker, make_model: MakeModel
+) -> None:
+    broker = start_broker(switch_words=("file_mapped=on", "mem_register=on"))
+    with connect(broker.runtime_dir) as session:
+        model = session.load(make_model())
+        info = broker.stub.GetServerInfo(pb.GetServerInfoRequest()).backend
+        (memory,) = [c for c in info.capabilities if c.name == "memory_registration"]
+        assert (memory.supported, memory.evidence.startswith("memRegister -> custom: 0")) == (
+            True,
+            True,
+        )
+        asked = len(broker.calls("memRegister"))
+        with model.graph.bind() as binding:
+            assert binding.memory == "registered"
+            assert len(broker.calls("memRegister")) == asked + 3
+
+
 def test_a_file_that_is_truncated_while_a_context_reads_it_becomes_a_copy(
     mapping: BrokerProcess, make_model: MakeModel
 ) -> None:

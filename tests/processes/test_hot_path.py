@@ -15,6 +15,7 @@ from tests.broker_process import BrokerProcess
 from tests.conftest import StartBroker
 from tests.fake_models import MakeModel, adder, numbers
 from tests.hot_client import hot_graphs
+from tests.memory_kinds import memory_words as memory_words
 from tests.stress import FULL, scaled
 from tests.waiting import PATIENCE_SECONDS, wait_readable, wait_until
 

@@ -11,7 +11,7 @@ from tests.broker_process import BrokerProcess, all_stopped, spawn_broker
 from tests.fake_models import MakeModel, adder, mixed, model_maker, numbers, quantised
 
 from qnnbroker.client import Binding, InvalidRequest, LimitExceeded, Session, Unsupported, connect
-from qnnbroker.native.fake import read_record
+from qnnbroker.native.fake import FakeGraph, FakeTensor, read_record
 from qnnbroker.v1 import control_pb2 as pb
 
 #: What a context says of registered memory -> how a binding then works.
@@ -103,6 +103,24 @@ def test_tensors_of_every_width_and_of_quantised_types(
         binding.inputs["q"][:] = [10, 12, 20, 30, 40, 50]
         binding.run()
         assert binding.outputs["r"].tolist() == [10, 14, 30, 50, 70, 90]
+
+
+def test_tensors_without_dimensions(
+    session: Session, make_model: MakeModel, memory: str, device_broker: BrokerProcess
+) -> None:
+    tensors = [FakeTensor(n, "float32", ()) for n in "xyz"]
+    path = make_model(
+        "scalar", FakeGraph("scalar", (tensors[0], tensors[1]), (tensors[2],), ("add",))
+    )
+    model = session.load(path)
+    assert [spec.shape for spec in model.graph.inputs.values()] == [(), ()]
+    with model.graph.bind() as binding:
+        assert binding.memory == memory
+        assert live(device_broker) == (3 if memory == "registered" else 0)
+        assert binding.inputs["x"].shape == ()
+        binding.inputs["x"][...], binding.inputs["y"][...] = 40, 2
+        assert binding.run().copied_bytes == 0
+        assert binding.outputs["z"] == 42
 
 
 def test_bindings_that_agree_share_their_registrations(

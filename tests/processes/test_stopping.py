@@ -11,6 +11,7 @@ import pytest
 from tests.broker_process import BrokerProcess
 from tests.conftest import StartBroker
 from tests.fake_models import TENSOR_BYTES, MakeModel, adder
+from tests.memory_kinds import memory_words as memory_words
 from tests.raw_peer import RawAttach, RawPeer
 from tests.waiting import PATIENCE_SECONDS, wait_until
 

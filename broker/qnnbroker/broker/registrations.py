@@ -276,15 +276,16 @@ class ContextMemory:
                 self._drop(registration)
 
     def _drop(self, registration: Registration) -> None:
-        if self._table.pop(registration.place, None) is None:
+        if self._table.get(registration.place) is not registration:
             return
-        self._statistics.live -= 1
         try:
             registration.native.close()
         except QnnError as error:
             # After a restart of the NPU the library has let go of it before us.
             self._statistics.lost_total += 1
             log.info("a registration was gone already: %s", error)
+        del self._table[registration.place]  # not when it is in use: then it is still there
+        self._statistics.live -= 1
 
     def close(self) -> None:
         """Deregisters what is left: the context goes first. Idempotent.
