@@ -3,16 +3,18 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import grpc
 import numpy as np
 import pytest
 from tests.broker_process import BrokerProcess
-from tests.fake_models import MakeModel, numbers
+from tests.fake_models import MakeModel, adder, numbers
 from tests.waiting import wait_until
 
-from qnnbroker.client import NpuRestarted, connect
+from qnnbroker.client import BrokerUnavailable, NpuRestarted, connect
 from qnnbroker.native.fake import read_record
 from qnnbroker.v1 import control_pb2 as pb
 
@@ -105,3 +107,58 @@ def test_after_a_restart_of_the_npu_a_reset_makes_everything_work_again(
         assert counters["registrations"] == counters["native_registrations"] == 3
         assert counters["registrations_lost_total"] == 3
     broker.wait_counters(registrations=0, native_registrations=0, contexts=0)
+
+
+def busy_client(
+    directory: Path, paths: list[Path], seed: int, over: threading.Event, wrong: list[str]
+) -> None:
+    """Comes, loads, binds, runs and goes, until it is `over`; being told to wait is fine."""
+    random = Random(seed)
+    try:
+        while not over.is_set():
+            with suppress(BrokerUnavailable), connect(directory) as session:
+                for _ in range(random.randrange(1, 4)):
+                    binding = session.load(random.choice(paths)).graph.bind()
+                    for _ in range(random.randrange(1, 6)):
+                        a, b = numbers(random.randrange(100))
+                        binding.inputs["a"][:], binding.inputs["b"][:] = a, b
+                        binding.run()
+                        if not np.array_equal(binding.outputs["y"], a + b):
+                            wrong.append("a wrong result")
+                    if random.random() < 0.5:
+                        session.models[-1].unload()
+                    if random.random() < 0.3:
+                        binding.close()
+    except Exception as error:
+        wrong.append(repr(error))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["registered", "raw"])
+def test_resets_beside_clients_that_come_load_run_and_go(
+    start_broker: StartBroker, make_model: MakeModel, runtime_dir: Path, memory: str
+) -> None:
+    words = ["mem_register=on"] if memory == "registered" else []
+    broker = start_broker(switch_words=words)
+    paths = [make_model(name, adder(name, execute_us=300)) for name in ("one", "two", "three")]
+    with connect(runtime_dir) as warm_up:
+        warm_up.load(paths[0]).graph.bind().run()
+    broker.wait_counters(contexts=0, contexts_closing=0, sessions_closing=0)
+    before = broker.gauges()
+    over, wrong = threading.Event(), list[str]()
+    clients = [
+        threading.Thread(target=busy_client, args=(runtime_dir, paths, seed, over, wrong))
+        for seed in range(4)
+    ]
+    for client in clients:
+        client.start()
+    try:
+        made = sum(len(reset(broker).lost) for _ in range(40))
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
+    assert (wrong, made) == ([], 0)
+    assert broker.counters()["loads_total"] > 5
+    broker.wait_gauges(before)
+    assert [c.arguments["what"] for c in broker.calls("error")] == []
