@@ -30,7 +30,7 @@ class RawRing(RawPeer):
     def __init__(self, path: Path, stub: control_pb2_grpc.ControlServiceStub) -> None:
         self.ring_fds: list[int] = []
         super().__init__(path, stub)
-        client, broker, self.doorbell, self.pipe = self.ring_fds
+        client, broker, self.doorbell, self.bell = self.ring_fds
         self.mine = mmap.mmap(client, os.fstat(client).st_size)
         self.theirs = mmap.mmap(broker, os.fstat(broker).st_size, prot=mmap.PROT_READ)
         magic, abi, self.sq_slots, self.cq_slots = struct.unpack_from("<4I", self.theirs)
@@ -86,10 +86,10 @@ class RawRing(RawPeer):
         self.tickets = mine
 
     def take(self, count: int = 1) -> list[Completion]:
-        """The next completions, taken; waits on the pipe for them."""
+        """The next completions, taken; waits on the bell for them."""
         taken: list[Completion] = []
         poll = select.poll()
-        poll.register(self.pipe, select.POLLIN)
+        poll.register(self.bell, select.POLLIN)
 
         def some() -> bool:
             while (head := self.get(CQ_HEAD)) != self.seen(CQ_TAIL) and len(taken) < count:
@@ -100,7 +100,7 @@ class RawRing(RawPeer):
             if len(taken) == count:
                 return True
             if poll.poll(PATIENCE_SECONDS * 1000):
-                os.read(self.pipe, 512)
+                os.read(self.bell, 512)
             return False
 
         wait_until(some, f"{count} completions", pause=0)

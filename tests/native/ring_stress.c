@@ -29,7 +29,7 @@ enum { MAX_THREADS = 8, STUCK_SECONDS = 30 };
 
 static uint64_t messages, client_spin_ns;
 static uint32_t thread_count, limit, broker_spins, seed;
-static int doorbell, pipe_ends[2];
+static int doorbell, bell_ends[2];
 static qb_client_file *client_file;
 static qb_broker_file *broker_file;
 static uint32_t slots;
@@ -66,7 +66,7 @@ static void complete(broker *b, uint32_t at, uint32_t status) {
         DIE("the completion ring is full after %llu", (unsigned long long)b->completed);
     b->completed++;
     if (qb_ring_client_sleeps(&b->ring))
-        qb_pipe_ring(pipe_ends[1]);
+        qb_bell_ring(bell_ends[1]);
 }
 
 static void take(broker *b) {
@@ -210,7 +210,7 @@ static void *run_client(void *arg) {
 static void run_clients(void) {
     pthread_t threads[MAX_THREADS];
     client = qb_client_new(client_file, qb_client_file_bytes(2 * slots), broker_file,
-                           qb_broker_file_bytes(slots), doorbell, pipe_ends[0], limit,
+                           qb_broker_file_bytes(slots), doorbell, bell_ends[0], limit,
                            client_spin_ns, UINT64_MAX);
     if (!client)
         DIE("no client: %s", strerror(errno));
@@ -276,7 +276,7 @@ int main(int argc, char **argv) {
     client_file = maps[0];
     broker_file = maps[1];
     doorbell = qb_doorbell_new();
-    if (doorbell < 0 || qb_pipe_new(pipe_ends) < 0)
+    if (doorbell < 0 || qb_bell_new(bell_ends) < 0)
         DIE("doorbells: %s", strerror(errno));
     broker *b = calloc(1, sizeof *b);
     b->random = seed + 1;
@@ -289,7 +289,7 @@ int main(int argc, char **argv) {
     if (processes) {
         pid_t child = fork();
         if (child == 0) {
-            close(pipe_ends[1]);
+            close(bell_ends[1]);
             mprotect(broker_file, sizes[1], PROT_READ);
             alarm(STUCK_SECONDS);
             pthread_create(&watcher, NULL, watch, NULL);

@@ -36,6 +36,73 @@ def test_a_high_band_that_was_held_back_goes_on_beside_an_endless_low_execute(
     assert stage.status(low) == OK
 
 
+def test_the_end_of_a_hold_is_noticed_by_threads_that_slept_before_it_began(
+    make_stage: MakeStage,
+) -> None:
+    control_loaded(concurrency=3)
+    stage = make_stage(spin_ns=0, ageing_ns=20_000_000, ageing_slice_ns=300_000_000)
+    first, second, third = RingStage(stage), RingStage(stage, limit=256), RingStage(stage)
+    _, endless = first.bind("slow", band=BAND_NORMAL)
+    _, high = second.bind("short", band=BAND_HIGH)
+    _, low = third.bind("other", band=BAND_LOW)
+    hang = Hang()
+    running = [(first, first.submit(endless))]
+    hang.wait()
+    control_loaded("hang=graphExecute@other:*")
+    tickets = [second.submit(high) for _ in range(200)]
+    seen = [0]
+
+    def held() -> bool:
+        runs = stage.stats(second.session)[1]
+        seen.append(runs)
+        return len(set(seen[-20:])) == 1 and runs < 200
+
+    # The high band stands still: the normal one has its slice. Now the thread that would look at
+    # its end gets something else to do.
+    wait_until(held, "the high band is held back", pause=0.001)
+    running.append((third, third.submit(low)))
+    hang.wait(2)
+    assert [second.status(t) for t in tickets] == [OK] * 200
+    hang.end()
+    for ring, ticket in running:
+        assert ring.status(ticket) == OK
+
+
+def test_an_execute_that_was_always_short_and_hangs_is_watched_when_all_sleep_on_the_doorbells(
+    make_stage: MakeStage,
+) -> None:
+    control_loaded(concurrency=4)
+    stage = make_stage(spin_ns=0)
+    first, second = RingStage(stage), RingStage(stage)
+    _, short = first.bind("add")
+    _, slow = second.bind("slow")
+    _, high = second.bind("other", band=BAND_HIGH)
+    _, low = second.bind("short", band=BAND_LOW)
+    for _ in range(10):
+        assert first.client.run(short) != -1
+    # Three execute at once, so that all threads sleep on the doorbells afterwards.
+    hang = Hang()
+    control_loaded("hang=graphExecute:*")
+    tickets = [second.submit(name) for name in (low, slow, high)]
+    hang.wait(3)
+    control_loaded("clear", "unhang")
+    assert [second.status(t) for t in tickets] == [OK] * 3
+    # The thread that served the second session, and told it not to ring, takes the first one's.
+    long = Hang()
+    running = second.submit(slow)
+    long.wait()
+    behind = first.submit(short)
+    wait_until(lambda: stage.stats(first.session)[0] == 1, "it is queued")
+    before = last_call()
+    control_loaded("clear", "hang=graphExecute@add:*", "unhang")
+    wait_until(lambda: bool(calls_after(before, "fault")), "the short one hangs")
+    assert second.status(running) == OK
+    done = second.client.run(high, 10_000_000_000)
+    assert isinstance(done, tuple), "the submission beside it was not noticed"
+    long.end()
+    assert first.status(behind) == OK
+
+
 @pytest.mark.parametrize("spin_ns", [0, 10_000])
 def test_an_execute_that_was_always_short_and_hangs_leaves_the_doorbells_watched(
     make_stage: MakeStage, spin_ns: int

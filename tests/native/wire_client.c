@@ -9,11 +9,15 @@
  *   submit BINDING COUNT             COUNT submissions at once, all taken: "done", and the statuses
  *   cancel BINDING                   a submission and a cancel of it: "done STATUS"
  *   late BINDING                     a submission that is late already: "done STATUS"
- *   flood BINDING MILLISECONDS       submits and takes as fast as it can: "flooded COUNT STATUS"
+ *   flood BINDING DEADLINE FLAGS     submits and takes as fast as it can until the next line comes:
+ *                                    "flooded COUNT STATUS"
+ *   stop                             ends a flood, says nothing
  *   break                            a slot with an unknown flag: "thrown out", once it is */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +35,7 @@ static int attach;
 static volatile uint8_t *mine, *theirs;
 static uint8_t *buffer;
 static uint32_t sq_slots, cq_slots, max_in_flight;
-static int doorbell, pipe_fd;
+static int doorbell, bell_fd;
 static uint64_t next_ticket = 1;
 
 /* ---- protobuf, as much as is needed ----------------------------------------------------------- */
@@ -175,7 +179,7 @@ static void hello(void) {
     mine = map_sealed(fds[0], PROT_READ | PROT_WRITE, &size[0]);
     theirs = map_sealed(fds[1], PROT_READ, &size[1]);
     doorbell = fds[2];
-    pipe_fd = fds[3];
+    bell_fd = fds[3];
     uint32_t *head = (uint32_t *)theirs;
     sq_slots = head[2];
     cq_slots = head[3];
@@ -247,7 +251,7 @@ static completion next(void) {
         release(word(mine, 128), 1);
         fence();
         int came = take(&c);
-        if (!came && read(pipe_fd, rung, sizeof rung) == 0)
+        if (!came && read(bell_fd, rung, sizeof rung) == 0)
             DIE("the broker hung up");
         release(word(mine, 128), 0);
         if (came)
@@ -288,18 +292,25 @@ static void submit(uint64_t binding, uint64_t count) {
     printf("\n");
 }
 
-static uint64_t now_ns(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+/* Has the next command come? The pipe of our commands, looked at without reading. */
+static bool told(void) {
+    struct pollfd commands = {.fd = 0, .events = POLLIN};
+    return poll(&commands, 1, 0) > 0;
 }
 
-static void flood(uint64_t binding, uint64_t milliseconds) {
-    uint64_t end = now_ns() + milliseconds * 1000000u, count = 0, flying = 0;
+static void flood(uint64_t binding, uint64_t deadline, uint32_t flags) {
+    uint64_t count = 0, flying = 0;
+    bool over = false;
     completion c = {0, 0, 0, 0};
-    while (now_ns() < end || flying) {
-        for (int i = 0; i < 64 && flying < max_in_flight && now_ns() < end; i++, flying++)
-            push(binding, next_ticket++, 0, 0);
+    for (uint64_t round = 1; !over || flying; round++) {
+        over = over || (round % 1024 == 0 && told());
+        for (int i = 0; i < 64 && flying < max_in_flight && !over; i++) {
+            push(binding, next_ticket++, deadline, flags);
+            if (flags) /* a cancel of nothing: no completion */
+                count++;
+            else
+                flying++;
+        }
         for (; take(&c); flying--)
             count++;
     }
@@ -340,7 +351,7 @@ int main(int argc, char **argv) {
             push(n[0], next_ticket++, 1, 0);
             printf("done %u\n", next().status);
         } else if (!strcmp(command, "flood")) {
-            flood(n[0], n[1]);
+            flood(n[0], n[1], (uint32_t)n[2]);
         } else if (!strcmp(command, "break")) {
             uint8_t frame[65536];
             push(n[0], next_ticket++, 0, 0x80);
@@ -349,7 +360,7 @@ int main(int argc, char **argv) {
             if (recv(attach, frame, sizeof frame, 0) > 0)
                 DIE("the broker did not end the connection");
             printf("thrown out\n");
-        } else {
+        } else if (strcmp(command, "stop")) { /* which only ends what came before it */
             DIE("what is %s?", command);
         }
     }

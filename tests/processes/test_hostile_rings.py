@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that lie in shared memory: their session ends, or they are told; nobody else notices."""
 
+import contextlib
 import fcntl
 import mmap
 import os
 import random
+import socket
 import struct
 import threading
 import time
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.broker_process import BrokerProcess
 from tests.fake_models import TENSOR_BYTES, MakeModel, adder, numbers
-from tests.raw_ring import CQ_HEAD, HEADER_BYTES, SQ_HEAD, SQ_TAIL, RawRing
+from tests.raw_ring import CQ_HEAD, CQ_TAIL, HEADER_BYTES, SQ_HEAD, SQ_TAIL, RawRing
 from tests.waiting import wait_until
 
 from qnnbroker.client import connect
@@ -189,16 +191,64 @@ def test_a_doorbell_that_is_filled_made_blocking_or_emptied_harms_only_its_owner
     liar.check_run()
 
 
-def test_a_pipe_that_is_closed_or_never_read_blocks_nobody(liar: Bound) -> None:
-    # 64 KiB in it at most; each completion rings, since "sleeping" is always set.
-    for _ in range(100):
+def test_a_bell_that_is_closed_or_never_read_blocks_nobody(liar: Bound) -> None:
+    # A few hundred rings fit; each completion rings, since "sleeping" is always set.
+    for _ in range(1000):
         liar.submit(liar.binding)
         wait_until(lambda: liar.seen(64) != liar.get(CQ_HEAD), "it is complete", pause=0)
         liar.set(CQ_HEAD, liar.seen(64))
-    os.close(liar.pipe)
-    liar.ring_fds.remove(liar.pipe)
+    os.close(liar.bell)
+    liar.ring_fds.remove(liar.bell)
     liar.submit(liar.binding)
     wait_until(lambda: liar.seen(64) != liar.get(CQ_HEAD), "it is complete")
+
+
+def splice_it(liar: Bound, full: socket.socket) -> None:
+    """Would hold the lock of a pipe while it waits for room elsewhere."""
+    with contextlib.suppress(OSError):  # EINVAL: it is no pipe
+        os.splice(liar.bell, full.fileno(), 1)
+
+
+def wait_for_more(liar: Bound, full: socket.socket) -> None:
+    """A reader that the next byte does not satisfy."""
+    with socket.socket(fileno=os.dup(liar.bell)) as bell:
+        bell.recv(1 << 20, socket.MSG_WAITALL)
+
+
+def fill_the_other_way(liar: Bound, full: socket.socket) -> None:
+    """The broker never reads what a client sends."""
+    with socket.socket(fileno=os.dup(liar.bell)) as bell, contextlib.suppress(OSError):
+        while True:
+            bell.send(bytes(65536))
+
+
+@pytest.mark.parametrize("hold", [splice_it, wait_for_more, fill_the_other_way])
+def test_no_call_on_its_bell_keeps_the_broker_waiting(
+    liar: Bound, bystander: Bound, hold: Callable[[Bound, socket.socket], None]
+) -> None:
+    full, far = socket.socketpair()
+    with full, far:
+        full.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                full.send(bytes(65536))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                full.send(b"x")
+        full.setblocking(True)
+        liar.submit(liar.binding)
+        wait_until(lambda: liar.seen(CQ_TAIL) == liar.get(SQ_TAIL), "it is complete, and has rung")
+        thread = threading.Thread(target=hold, args=(liar, full))
+        thread.start()
+        # Whether or not the call is under way already: one of these runs comes beside it.
+        for n in range(200):
+            liar.set(CQ_HEAD, liar.seen(CQ_TAIL))
+            liar.submit(liar.binding)
+            bystander.check_run(n)
+        liar.sock.close()  # what waits on the bell ends with the session
+        far.close()
+        thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_client_without_its_doorbell_end_is_like_one_that_is_silent(liar: Bound) -> None:

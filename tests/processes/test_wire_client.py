@@ -150,18 +150,19 @@ def test_it_is_thrown_out_for_a_bad_slot_and_nobody_else(
     assert client.ask("run", binding, 100, at, to, BYTES) == ["ran", "100"]
 
 
-@pytest.mark.parametrize("good", [True, False], ids=["runs", "refusals"])
+@pytest.mark.parametrize("kind", ["runs", "refusals", "late runs", "cancels of nothing"])
 def test_two_that_flood_their_rings_shut_nobody_out(
     wire_client: Callable[[], WireClient],
     shared_broker: BrokerProcess,
     make_model: MakeModel,
-    good: bool,
+    kind: str,
 ) -> None:
+    """They go on until they are told: somebody who waits for their end waits in vain."""
     floods = [wire_client() for _ in range(2)]
     for flood in floods:
         own = flood.bind()[0]
-        flood.tell("flood", own if good else 77, 1500)
-    done = 0
+        target = own if kind in ("runs", "late runs") else 77
+        flood.tell("flood", target, int(kind == "late runs"), int(kind == "cancels of nothing"))
     with (
         connect(shared_broker.runtime_dir) as session,
         session.load(make_model("adder", adder())) as model,
@@ -173,10 +174,10 @@ def test_two_that_flood_their_rings_shut_nobody_out(
             binding.run(timeout=PATIENCE_SECONDS)
             assert (binding.outputs["y"] == a + b).all()
             session.statistics()
-            done += 1
+    statuses = {"runs": OK, "refusals": UNKNOWN, "late runs": LATE, "cancels of nothing": 0}
     for flood in floods:
+        flood.tell("stop")
         word, count, status = flood.answer().split()
         assert word == "flooded"
         assert int(count) > 100
-        assert int(status) == (OK if good else UNKNOWN)
-    assert done == 20
+        assert int(status) == statuses[kind]

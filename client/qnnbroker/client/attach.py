@@ -41,7 +41,7 @@ RETRY_SECONDS = 0.02
 #: session that would have closed it.
 _open: "set[AttachConnection]" = set()
 
-#: Client file, broker file, doorbell, pipe (WIRE.md).
+#: Client file, broker file, doorbell, bell (WIRE.md).
 RING_FDS = 4
 
 _Message = TypeVar("_Message", bound=Message)

@@ -20,7 +20,7 @@ def open_ring(hello: Hello) -> ClientRing:
         ProtocolError: the broker sent something that is no ring of our layout.
         InvalidRequest: $QNNBROKER_SPIN_NS is not a number of nanoseconds.
     """
-    client_file, broker_file, doorbell, pipe = hello.ring_fds
+    client_file, broker_file, doorbell, bell = hello.ring_fds
     try:
         spin_ns = spin_wanted()
     except InvalidRequest:
@@ -32,7 +32,7 @@ def open_ring(hello: Hello) -> ClientRing:
             client_file,
             broker_file,
             doorbell,
-            pipe,
+            bell,
             limit=hello.limits.max_in_flight,
             spin_ns=spin_ns,
             spin_limit_ns=SPIN_LIMIT_NS,

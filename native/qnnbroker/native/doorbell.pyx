@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doorbells as fds: an eventfd towards the broker, a pipe towards the client."""
+"""Doorbells as fds: an eventfd towards the broker, a socket, the bell, towards the client."""
 
 import os
 
@@ -7,7 +7,7 @@ from cpython.exc cimport PyErr_SetFromErrno
 
 cdef extern from "qb_doorbell.h" nogil:
     int qb_doorbell_new()
-    int qb_pipe_new(int ends[2])
+    int qb_bell_new(int ends[2])
 
 
 def eventfd():
@@ -22,13 +22,13 @@ def eventfd():
     return fd
 
 
-def pipe():
-    """(read end for the client, non-blocking write end for the broker), CLOEXEC.
+def bell():
+    """(the client's end, the broker's end), two sockets, CLOEXEC. Who rings never blocks.
 
     Raises:
         OSError: out of fds.
     """
     cdef int ends[2]
-    if qb_pipe_new(ends) < 0:
+    if qb_bell_new(ends) < 0:
         PyErr_SetFromErrno(OSError)
     return ends[0], ends[1]

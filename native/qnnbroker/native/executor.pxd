@@ -56,7 +56,7 @@ cdef extern from "qb_executor.h" nogil:
     qb_session *qb_session_new(qb_executor *ex, uint64_t id, uint64_t cookie, uint32_t weight,
                                uint32_t max_in_flight)
     int qb_session_open_ring(qb_session *s, const void *client_file, void *broker_file,
-                             uint32_t sq_slots, uint32_t cq_slots, int doorbell, int pipe)
+                             uint32_t sq_slots, uint32_t cq_slots, int doorbell, int bell)
     void qb_session_close(qb_session *s)
     void qb_session_free(qb_session *s)
     void qb_session_get_stats(qb_session *s, qb_session_stats *out)

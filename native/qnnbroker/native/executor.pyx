@@ -200,7 +200,7 @@ cdef class ExecutorSession:
         cdef size_t mine = ring.broker_file.address, theirs = ring.client_file.address
         cdef int error = qb_session_open_ring(
             self.ptr, <const void *>theirs, <void *>mine, ring.sq_slots, ring.cq_slots,
-            ring.doorbell, ring.pipe,
+            ring.doorbell, ring.bell,
         )
         if error:
             raise OSError(error, os.strerror(error))

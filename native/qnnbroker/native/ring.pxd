@@ -19,13 +19,12 @@ cdef extern from "qb_client.h" nogil:
         uint64_t execute_ns
         uint64_t copied_bytes
     ctypedef struct qb_client:
-        uint64_t median_ns
         uint64_t spin_ns
         uint32_t watched_done
     uint64_t qb_client_file_bytes(uint32_t sq_slots)
     uint64_t qb_broker_file_bytes(uint32_t cq_slots)
     qb_client *qb_client_new(void *client_file, uint64_t client_bytes, const void *broker_file,
-                             uint64_t broker_bytes, int doorbell, int pipe, uint32_t limit,
+                             uint64_t broker_bytes, int doorbell, int bell, uint32_t limit,
                              uint64_t spin_ns, uint64_t spin_limit_ns)
     void qb_client_free(qb_client *c)
     void qb_client_close(qb_client *c)
@@ -46,15 +45,15 @@ cdef class BrokerRing:
     cdef readonly uint32_t sq_slots
     cdef readonly uint32_t cq_slots
     cdef int doorbell
-    cdef int pipe
-    cdef int client_pipe
+    cdef int bell
+    cdef int client_bell
 
 cdef class ClientRing:
     cdef qb_client *ptr
     cdef Py_buffer views[2]  # what keeps the two mappings; the regions themselves are let go
     cdef int held
     cdef int doorbell
-    cdef int pipe
+    cdef int bell
     cdef int users  # calls that are inside
     cdef int owner  # the process that made it
     cdef bint closing

@@ -33,7 +33,7 @@ class ClientRing:
         client_file: int,
         broker_file: int,
         doorbell: int,
-        pipe: int,
+        bell: int,
         *,
         limit: int,
         spin_ns: int = 10_000,

@@ -10,7 +10,7 @@ from posix.unistd cimport close as close_fd
 from posix.unistd cimport getpid
 
 from qnnbroker.native.doorbell import eventfd as new_eventfd
-from qnnbroker.native.doorbell import pipe as new_pipe
+from qnnbroker.native.doorbell import bell as new_bell
 
 RING_ABI = QB_RING_ABI
 
@@ -27,7 +27,7 @@ cdef uint32_t _power_of_two(uint32_t n):
 
 
 cdef class BrokerRing:
-    """The broker's end: both files, the doorbell it watches and the pipe it rings.
+    """The broker's end: both files, the doorbell it watches and the bell it rings.
 
     Args:
         limit: submissions in flight. The submission ring has twice as many slots, for cancels.
@@ -37,7 +37,7 @@ cdef class BrokerRing:
     """
 
     def __cinit__(self, uint32_t limit):
-        self.doorbell = self.pipe = self.client_pipe = -1
+        self.doorbell = self.bell = self.client_bell = -1
         if not 1 <= limit <= QB_RING_MAX_SLOTS // 2:
             raise ValueError(f"a limit of 1 to {QB_RING_MAX_SLOTS // 2} wanted, found {limit}")
         self.cq_slots = _power_of_two(limit)
@@ -50,11 +50,11 @@ cdef class BrokerRing:
             qb_broker_file_bytes(self.cq_slots), "qnnbroker-completions", others_write=False
         )
         self.doorbell = new_eventfd()
-        self.client_pipe, self.pipe = new_pipe()
+        self.client_bell, self.bell = new_bell()
 
     def __dealloc__(self):
         # Closed before, but for one that was only half made.
-        for fd in (self.doorbell, self.pipe, self.client_pipe):
+        for fd in (self.doorbell, self.bell, self.client_bell):
             if fd >= 0:
                 os.close(fd)
         for region in (self.client_file, self.broker_file):
@@ -62,24 +62,24 @@ cdef class BrokerRing:
                 region.release()
 
     def client_fds(self):
-        """What HELLO sends, in this order: client file, broker file, doorbell, pipe."""
+        """What HELLO sends, in this order: client file, broker file, doorbell, bell."""
         return [
-            self.client_file.fileno(), self.broker_file.fileno(), self.doorbell, self.client_pipe,
+            self.client_file.fileno(), self.broker_file.fileno(), self.doorbell, self.client_bell,
         ]
 
     def drop_client_end(self):
         """Closes our copy of what only the client needs, once it was sent. Idempotent."""
-        if self.client_pipe >= 0:
-            os.close(self.client_pipe)
-            self.client_pipe = -1
+        if self.client_bell >= 0:
+            os.close(self.client_bell)
+            self.client_bell = -1
 
     def hang_up(self):
-        """Closes the pipe: a client that waits learns that nothing more comes. Idempotent.
+        """Closes the bell: a client that waits learns that nothing more comes. Idempotent.
 
         Only when the executor uses the ring no more."""
-        if self.pipe >= 0:
-            os.close(self.pipe)
-            self.pipe = -1
+        if self.bell >= 0:
+            os.close(self.bell)
+            self.bell = -1
 
     def close(self):
         """Unmaps and closes everything. Idempotent; only when the executor uses it no more."""
@@ -100,7 +100,7 @@ cdef class ClientRing:
     (it would take the parent's rings); call `abandon_all` there, and let it go.
 
     Args:
-        client_file, broker_file, doorbell, pipe: the fds that came with HELLO.
+        client_file, broker_file, doorbell, bell: the fds that came with HELLO.
         limit: submissions in flight at most.
         spin_ns: how long a wait looks at the ring before it sleeps.
         spin_limit_ns: no spinning when the median execute is longer.
@@ -111,10 +111,10 @@ cdef class ClientRing:
     """
 
     def __cinit__(
-        self, int client_file, int broker_file, int doorbell, int pipe, *,
+        self, int client_file, int broker_file, int doorbell, int bell, *,
         uint32_t limit, uint64_t spin_ns=10_000, uint64_t spin_limit_ns=50_000,
     ):
-        self.doorbell, self.pipe = doorbell, pipe
+        self.doorbell, self.bell = doorbell, bell
         self.owner = getpid()
         try:
             self._hold(client_file, True)
@@ -124,7 +124,7 @@ cdef class ClientRing:
             os.close(broker_file)
         self.ptr = qb_client_new(
             self.views[0].buf, self.views[0].len, self.views[1].buf, self.views[1].len,
-            doorbell, pipe, limit, spin_ns, spin_limit_ns,
+            doorbell, bell, limit, spin_ns, spin_limit_ns,
         )
         if self.ptr is NULL:
             raise OSError(errno.EPROTO, f"the broker's ring is not of layout {QB_RING_ABI}")
@@ -153,9 +153,9 @@ cdef class ClientRing:
             PyBuffer_Release(&self.views[self.held])
         if self.doorbell >= 0:
             close_fd(self.doorbell)
-        if self.pipe >= 0:
-            close_fd(self.pipe)
-        self.doorbell = self.pipe = -1
+        if self.bell >= 0:
+            close_fd(self.bell)
+        self.doorbell = self.bell = -1
 
     cdef int _enter(self) except -1:
         if self.ptr is NULL or self.closing:
@@ -193,8 +193,8 @@ cdef class ClientRing:
         return qb_client_in_flight(self.ptr)
 
     def fileno(self):
-        """The pipe: readable when completions came, once `take_watched` was called."""
-        return self.pipe
+        """The bell: readable when completions came, once `take_watched` was called."""
+        return self.bell
 
     def set_spin(self, uint64_t spin_ns):
         """How long a wait looks at the ring before it sleeps; 0 for never."""
@@ -333,7 +333,7 @@ cdef class ClientRing:
         self._free_if_over()
 
     def take_watched(self):
-        """For an event loop: the completions of watched tickets that have come, and rings the pipe
+        """For an event loop: the completions of watched tickets that have come, and rings the bell
         for the next. A list of (ticket, status, queue_ns, execute_ns, copied_bytes); never sleeps.
 
         Raises:

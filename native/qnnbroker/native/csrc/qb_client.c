@@ -18,7 +18,7 @@ static uint64_t now_ns(void) {
 static bool is_power_of_two(uint32_t n) { return n && !(n & (n - 1)) && n <= QB_RING_MAX_SLOTS; }
 
 qb_client *qb_client_new(void *client_file, uint64_t client_bytes, const void *broker_file,
-                         uint64_t broker_bytes, int doorbell, int pipe, uint32_t limit,
+                         uint64_t broker_bytes, int doorbell, int bell, uint32_t limit,
                          uint64_t spin_ns, uint64_t spin_limit_ns) {
     const qb_broker_file *theirs = broker_file;
     uint32_t sq_slots, cq_slots;
@@ -54,7 +54,7 @@ qb_client *qb_client_new(void *client_file, uint64_t client_bytes, const void *b
     c->sq_mask = sq_slots - 1;
     c->cq_mask = cq_slots - 1;
     c->doorbell = doorbell;
-    c->pipe = pipe;
+    c->bell = bell;
     c->limit = limit;
     c->spin_ns = spin_ns;
     c->spin_limit_ns = spin_limit_ns;
@@ -87,7 +87,7 @@ static void give_back(qb_client *c, qb_ticket *t) {
     c->in_flight--;
     if (c->room_waiters) {
         pthread_cond_broadcast(&c->progress);
-        if (c->reader_wants_room) /* it sleeps on the pipe, which need not ring for this */
+        if (c->reader_wants_room) /* it sleeps on the bell, which need not ring for this */
             qb_doorbell_ring(c->wake);
     }
 }
@@ -120,12 +120,13 @@ static uint32_t take(qb_client *c) {
         if (!t || t->state == QB_TICKET_DONE)
             continue; /* not ours: a broker that invents completions harms nobody but itself */
         if (slot.status == 0) {
-            if (!c->median_ns)
-                c->median_ns = slot.execute_ns + 1;
-            else if (slot.execute_ns > c->median_ns)
-                c->median_ns += c->median_ns / 8 + 1;
-            else if (slot.execute_ns < c->median_ns)
-                c->median_ns -= c->median_ns / 8;
+            uint64_t *median_ns = t->median_ns;
+            if (!*median_ns)
+                *median_ns = slot.execute_ns + 1;
+            else if (slot.execute_ns > *median_ns)
+                *median_ns += *median_ns / 8 + 1;
+            else if (slot.execute_ns < *median_ns)
+                *median_ns -= *median_ns / 8;
         }
         if (t->state == QB_TICKET_ABANDONED) {
             give_back(c, t);
@@ -140,9 +141,9 @@ static uint32_t take(qb_client *c) {
     return n;
 }
 
-/* Sleeps until the pipe rings; the lock is held on entry and on return, not in between. `head` is
+/* Sleeps until the bell rings; the lock is held on entry and on return, not in between. `head` is
  * where completions stood when the caller found nothing for it. */
-static int sleep_on_pipe(qb_client *c, uint32_t head, int64_t timeout_ns) {
+static int sleep_on_bell(qb_client *c, uint32_t head, int64_t timeout_ns) {
     int rung;
     qb_store_relaxed(&c->mine->sleeping, 1);
     qb_full_fence();
@@ -154,16 +155,16 @@ static int sleep_on_pipe(qb_client *c, uint32_t head, int64_t timeout_ns) {
         return 0;
     }
     pthread_mutex_unlock(&c->lock);
-    rung = qb_pipe_wait(c->pipe, c->wake, timeout_ns);
+    rung = qb_bell_wait(c->bell, c->wake, timeout_ns);
     pthread_mutex_lock(&c->lock);
     if (!c->armed)
         qb_store_relaxed(&c->mine->sleeping, 0);
-    if (rung == QB_PIPE_CLOSED)
+    if (rung == QB_BELL_CLOSED)
         c->lost = true;
     take(c);
-    if (rung == QB_PIPE_RUNG && c->watched_done)
+    if (rung == QB_BELL_RUNG && c->watched_done)
         return QB_CLIENT_INTERRUPTED; /* the ring was for an event loop too: let it know */
-    return rung == QB_PIPE_INTERRUPTED ? QB_CLIENT_INTERRUPTED : 0;
+    return rung == QB_BELL_INTERRUPTED ? QB_CLIENT_INTERRUPTED : 0;
 }
 
 /* Looks at the ring for a little while. True when there is news. */
@@ -210,7 +211,7 @@ static int step(qb_client *c, uint64_t deadline, uint64_t spin_until, bool for_r
     c->reading = true;
     c->reader_wants_room = for_room;
     if (!spin(c, head, spin_until))
-        result = sleep_on_pipe(c, head, deadline ? (int64_t)(deadline - now) : -1);
+        result = sleep_on_bell(c, head, deadline ? (int64_t)(deadline - now) : -1);
     c->reading = c->reader_wants_room = false;
     pthread_cond_broadcast(&c->progress);
     return result;
@@ -230,7 +231,10 @@ int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bool 
         if (ring >= 0) {
             c->free_ticket = t->next_free;
             c->in_flight++;
-            *t = (qb_ticket){.number = number, .state = QB_TICKET_PENDING, .watched = watched};
+            *t = (qb_ticket){.number = number,
+                             .state = QB_TICKET_PENDING,
+                             .watched = watched,
+                             .median_ns = &c->median_ns[(uint32_t)binding % QB_CLIENT_MEDIANS]};
             *ticket = number;
         } else {
             c->lost = true; /* cancels leave room for every ticket: the broker's index is nonsense */
@@ -249,9 +253,9 @@ static uint64_t deadline_of(int64_t timeout_ns) {
     return timeout_ns < 0 ? 0 : now_ns() + (uint64_t)timeout_ns;
 }
 
-static uint64_t spin_end(qb_client *c) {
+static uint64_t spin_end(qb_client *c, const qb_ticket *t) {
     /* Beside a longer graph a spinning thread would only take the core that computes. */
-    return c->spin_ns && c->median_ns && c->median_ns <= c->spin_limit_ns
+    return c->spin_ns && t && *t->median_ns && *t->median_ns <= c->spin_limit_ns
                ? now_ns() + c->spin_ns
                : 0;
 }
@@ -260,7 +264,7 @@ int qb_client_wait(qb_client *c, uint64_t ticket, int64_t timeout_ns, qb_cq_slot
     uint64_t deadline = deadline_of(timeout_ns);
     int result = 0;
     pthread_mutex_lock(&c->lock);
-    uint64_t spin_until = spin_end(c);
+    uint64_t spin_until = spin_end(c, find(c, ticket));
     for (;;) {
         qb_ticket *t = find(c, ticket);
         if (!t || t->state == QB_TICKET_ABANDONED) {
@@ -339,7 +343,7 @@ void qb_client_abandon(qb_client *c, uint64_t ticket) {
 int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
     uint32_t count = 0;
     pthread_mutex_lock(&c->lock);
-    if (!c->reading && qb_pipe_wait(c->pipe, -1, 0) == QB_PIPE_CLOSED)
+    if (!c->reading && qb_bell_wait(c->bell, -1, 0) == QB_BELL_CLOSED)
         c->lost = true;
     c->armed = true;
     qb_store_relaxed(&c->mine->sleeping, 1);
@@ -372,7 +376,7 @@ void qb_client_close(qb_client *c) {
     c->closed = true;
     pthread_cond_broadcast(&c->progress);
     pthread_mutex_unlock(&c->lock);
-    qb_doorbell_ring(c->wake); /* for whoever sleeps on the pipe */
+    qb_doorbell_ring(c->wake); /* for whoever sleeps on the bell */
 }
 
 uint32_t qb_client_in_flight(qb_client *c) {

@@ -7,22 +7,17 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 int qb_doorbell_new(void) { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
 
-int qb_pipe_new(int ends[2]) {
-    if (pipe2(ends, O_CLOEXEC) < 0)
+int qb_bell_new(int ends[2]) {
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
         return -1;
-    /* The two ends have flags of their own: the client cannot change ours. */
-    if (fcntl(ends[1], F_SETFL, O_NONBLOCK) < 0) {
-        int error = errno;
-        close(ends[0]);
-        close(ends[1]);
-        errno = error;
-        return -1;
-    }
+    /* Nothing comes from the client: what it sends would only be kept for it. */
+    shutdown(ends[1], SHUT_RD);
     return 0;
 }
 
@@ -33,10 +28,10 @@ void qb_doorbell_ring(int fd) {
     }
 }
 
-void qb_pipe_ring(int fd) {
+void qb_bell_ring(int fd) {
     char one = 1;
     /* EAGAIN: full, so it rings already. EPIPE: the client is gone; its session ends elsewhere. */
-    if (write(fd, &one, 1) < 0) {
+    if (send(fd, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
     }
 }
 
@@ -60,24 +55,24 @@ int qb_waiter_wait(int waiter, uint64_t *keys, int n, int64_t timeout_ns) {
     return got < 0 ? 0 : got;
 }
 
-enum qb_pipe_news qb_pipe_wait(int fd, int wake, int64_t timeout_ns) {
+enum qb_bell_news qb_bell_wait(int fd, int wake, int64_t timeout_ns) {
     char rung[512];
     struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};
     struct timespec ts = {timeout_ns / 1000000000, timeout_ns % 1000000000};
     int ready = ppoll(p, 2, timeout_ns < 0 ? NULL : &ts, NULL);
     if (ready == 0)
-        return QB_PIPE_TIMED_OUT;
+        return QB_BELL_TIMED_OUT;
     if (ready < 0)
-        return errno == EINTR ? QB_PIPE_INTERRUPTED : QB_PIPE_CLOSED;
+        return errno == EINTR ? QB_BELL_INTERRUPTED : QB_BELL_CLOSED;
     if (!p[0].revents) {
         uint64_t count;
-        return read(wake, &count, sizeof count) < 0 && errno == EINTR ? QB_PIPE_INTERRUPTED
-                                                                      : QB_PIPE_WOKEN;
+        return read(wake, &count, sizeof count) < 0 && errno == EINTR ? QB_BELL_INTERRUPTED
+                                                                      : QB_BELL_WOKEN;
     }
     ssize_t got = read(fd, rung, sizeof rung);
     if (got > 0)
-        return QB_PIPE_RUNG;
+        return QB_BELL_RUNG;
     if (got < 0 && errno == EINTR)
-        return QB_PIPE_INTERRUPTED;
-    return got < 0 && errno == EAGAIN ? QB_PIPE_RUNG : QB_PIPE_CLOSED;
+        return QB_BELL_INTERRUPTED;
+    return got < 0 && errno == EAGAIN ? QB_BELL_RUNG : QB_BELL_CLOSED;
 }

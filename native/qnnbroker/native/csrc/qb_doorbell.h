@@ -2,10 +2,11 @@
  * Doorbells: "look at the ring", without data. Together with fds and region the only place with calls
  * that exist on Linux alone.
  *
- * Client to broker: an eventfd in an edge-triggered epoll; the broker never reads it. Broker to
- * client: a pipe whose write end only the broker holds, never blocking; full means already rung. (An
- * eventfd towards the client would let it block the broker: it can make the shared description
- * blocking and fill the counter.) */
+ * Client to broker, the doorbell: an eventfd in an edge-triggered epoll; the broker never reads it.
+ * Broker to client, the bell: a pair of stream sockets, of which the broker sends on its own without
+ * ever blocking; full means already rung. Nothing else would do. An eventfd is one description for
+ * both, which the client can make blocking and fill. A pipe has a lock that a client can keep, with a
+ * splice(2) into a socket that is full: O_NONBLOCK does not help a writer that waits for that. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,11 +15,11 @@
 
 /* An eventfd, CLOEXEC and non-blocking; -1 and errno. */
 QB_EXPORT int qb_doorbell_new(void);
-/* A pipe, CLOEXEC: ends[0] for the client, ends[1] non-blocking for the broker. 0, or -1 and errno. */
-QB_EXPORT int qb_pipe_new(int ends[2]);
+/* A bell, CLOEXEC: ends[0] for the client, ends[1] for the broker. 0, or -1 and errno. */
+QB_EXPORT int qb_bell_new(int ends[2]);
 /* Rings either kind; never blocks. */
 void qb_doorbell_ring(int fd);
-void qb_pipe_ring(int fd);
+void qb_bell_ring(int fd);
 
 /* What a leader waits on. */
 int qb_waiter_new(void);
@@ -27,13 +28,13 @@ void qb_waiter_remove(int waiter, int doorbell);
 /* Up to n keys of doorbells that rang; timeout_ns < 0 waits for ever. EINTR is an empty wake. */
 int qb_waiter_wait(int waiter, uint64_t *keys, int n, int64_t timeout_ns);
 
-/* Waits for the pipe to be rung and empties it. wake: an eventfd that ends the wait too, and is
+/* Waits for the bell to be rung and empties it. wake: an eventfd that ends the wait too, and is
  * emptied; -1 for none. timeout_ns < 0 waits for ever. */
-enum qb_pipe_news {
-    QB_PIPE_TIMED_OUT,
-    QB_PIPE_RUNG,
-    QB_PIPE_WOKEN,
-    QB_PIPE_INTERRUPTED, /* by a signal */
-    QB_PIPE_CLOSED,      /* by the broker */
+enum qb_bell_news {
+    QB_BELL_TIMED_OUT,
+    QB_BELL_RUNG,
+    QB_BELL_WOKEN,
+    QB_BELL_INTERRUPTED, /* by a signal */
+    QB_BELL_CLOSED,      /* by the broker */
 };
-enum qb_pipe_news qb_pipe_wait(int fd, int wake, int64_t timeout_ns);
+enum qb_bell_news qb_bell_wait(int fd, int wake, int64_t timeout_ns);

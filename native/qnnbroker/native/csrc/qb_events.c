@@ -62,7 +62,7 @@ void qb_tell_session_idle(qb_executor *ex, qb_session *s) {
 void qb_complete(qb_executor *ex, qb_submission *sub, uint32_t status, uint64_t qnn_code) {
     qb_binding *b = sub->binding;
     qb_session *s = sub->session;
-    if (!sub->queue_ns)
+    if (!sub->started)
         sub->queue_ns = qb_now_ns() - sub->queued_ns;
     /* Counts drop before the completion is posted. */
     sub->binding = NULL;
@@ -94,7 +94,7 @@ void qb_complete(qb_executor *ex, qb_submission *sub, uint32_t status, uint64_t 
 size_t qb_executor_drain(qb_executor *ex, qb_event *out, size_t n) {
     size_t count = 0;
     qb_submission *done = NULL;
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     if (ex->event_rung) {
         uint64_t ignored;
         if (read(ex->event_fd, &ignored, sizeof ignored) < 0) { /* already empty: nothing to do */
@@ -152,7 +152,7 @@ size_t qb_executor_drain(qb_executor *ex, qb_event *out, size_t n) {
 }
 
 void qb_executor_tell_next(qb_executor *ex) {
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     ex->tell_next = true;
     pthread_mutex_unlock(&ex->lock);
 }

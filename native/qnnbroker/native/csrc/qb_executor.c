@@ -11,6 +11,9 @@
 #include "qb_doorbell.h"
 #include "qb_executor_impl.h"
 
+/* How long a thread may keep others from the lock, and how long it stays out then. */
+enum { HOLD_NS = 50000 };
+
 uint64_t qb_now_ns(void) {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
@@ -63,8 +66,8 @@ static void record(qb_graph *graph, qb_session *s, const qb_submission *sub, uin
     qb_hist_add(&graph->total, sub->queue_ns + sub->execute_ns);
 }
 
-/* Runs one submission. The lock is held on entry and on return, not in between. */
-static void run(qb_executor *ex, qb_submission *sub) {
+/* Runs one submission: the ns it took. The lock is held on entry and on return, not in between. */
+static uint64_t run(qb_executor *ex, qb_submission *sub) {
     qb_binding *b = sub->binding;
     qb_session *s = sub->session;
     qb_runnable *runnable = b->runnable;
@@ -90,14 +93,14 @@ static void run(qb_executor *ex, qb_submission *sub) {
     } else if (!ex->leading) {
         unwatched = ex->unwatched = ++ex->unwatched_count;
         ex->unwatched_since = start;
-        if (!ex->deputy)
-            qb_wake_follower(ex);
+        if (!ex->deputy && !qb_wake_follower(ex))
+            qb_wake_worker(ex); /* all sleep on the doorbells: one becomes the deputy */
     }
     pthread_mutex_unlock(&ex->lock);
 
     if (prioritise) {
         code = graph->set_priority(graph, ex->band[band].priority);
-        pthread_mutex_lock(&ex->lock);
+        qb_lock(ex);
         if (!code) {
             graph->priority = ex->band[band].priority;
             if (qb_sched_has_queued(ex) && qb_sched_can_pick(ex))
@@ -110,10 +113,11 @@ static void run(qb_executor *ex, qb_submission *sub) {
         code = runnable->execute(runnable);
     end = qb_now_ns();
 
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     if (unwatched && ex->unwatched == unwatched)
         ex->unwatched = 0;
     qb_sched_age(ex, end);
+    sub->started = true;
     sub->queue_ns = start - sub->queued_ns;
     sub->execute_ns = end - start;
     b->running--;
@@ -131,10 +135,11 @@ static void run(qb_executor *ex, qb_submission *sub) {
     if (sub->from_ring) /* the client's next submission may come before this thread sleeps */
         qb_attend(s);
     qb_complete(ex, sub, status_of(code), code);
+    return end - start;
 }
 
-/* Takes one submission through. */
-static void handle(qb_executor *ex, qb_submission *sub) {
+/* Takes one submission through; whether others had the time to take the lock meanwhile. */
+static bool handle(qb_executor *ex, qb_submission *sub) {
     qb_binding *b = sub->binding;
     if (ex->stopping) {
         qb_complete(ex, sub, QB_STOPPING, 0);
@@ -149,10 +154,12 @@ static void handle(qb_executor *ex, qb_submission *sub) {
         else
             b->waiting.head = sub;
         b->waiting.tail = sub;
+        b->session->put_aside++;
         qb_post(ex, &b->wanted_node, QB_EVENT_BINDING_PARKED_WANTED);
     } else {
-        run(ex, sub);
+        return run(ex, sub) >= HOLD_NS;
     }
+    return false;
 }
 
 bool qb_wake_follower(qb_executor *ex) {
@@ -221,6 +228,19 @@ static void follow(qb_executor *ex) {
     ex->deputy = false;
 }
 
+/* A client can keep a thread busy without anything being executed, or with executes of no length: the
+ * lock would be taken again before anybody who waits for it has woken up. */
+static void give_way(qb_executor *ex, uint64_t *held_since) {
+    struct timespec pause = {0, HOLD_NS};
+    if (!__atomic_load_n(&ex->lock_waiters, __ATOMIC_RELAXED) ||
+        qb_now_ns() - *held_since < HOLD_NS)
+        return;
+    pthread_mutex_unlock(&ex->lock);
+    nanosleep(&pause, NULL);
+    qb_lock(ex);
+    *held_since = qb_now_ns();
+}
+
 /* Invariants, whenever the lock is free (a woken thread counts as awake, until it has looked):
  *  1. If something can start, some thread is awake. Who starts one thing wakes somebody for the next;
  *     who sleeps has just looked; what makes something startable from outside calls qb_wake_worker;
@@ -231,13 +251,18 @@ static void follow(qb_executor *ex) {
  *     another thread leads or the case is that of a short execute. */
 static void *worker(void *arg) {
     qb_executor *ex = arg;
-    bool busy = false; /* has executed since it last slept */
-    pthread_mutex_lock(&ex->lock);
+    bool busy = false;   /* has executed since it last slept */
+    bool let_go = true;  /* others had the time to take the lock */
+    uint64_t held_since; /* and had not since then */
+    qb_lock(ex);
     for (;;) {
+        if (let_go)
+            held_since = qb_now_ns();
+        else
+            give_way(ex, &held_since);
         qb_submission *sub = qb_sched_pick(ex);
         if (sub) {
-            ex->fruitless = 0;
-            handle(ex, sub);
+            let_go = handle(ex, sub);
             busy = true;
         } else if (ex->stopping) {
             break;
@@ -245,10 +270,11 @@ static void *worker(void *arg) {
             busy = false;
             ex->unwatched = 0;
             ex->leading = true;
-            qb_lead(ex);
+            let_go = qb_lead(ex);
         } else {
             busy = false;
             follow(ex);
+            let_go = true;
         }
     }
     qb_doorbell_ring(ex->wake); /* the next one that sleeps on the doorbells stops too */
@@ -304,7 +330,7 @@ int qb_executor_start(qb_executor *ex) {
 }
 
 void qb_executor_stop(qb_executor *ex) {
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     bool join = ex->started;
     ex->started = false;
     ex->stopping = true;

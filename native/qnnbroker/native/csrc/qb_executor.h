@@ -102,9 +102,9 @@ QB_EXPORT void qb_executor_tell_next(qb_executor *ex);
 QB_EXPORT qb_session *qb_session_new(qb_executor *ex, uint64_t id, uint64_t cookie, uint32_t weight,
                                      uint32_t max_in_flight);
 /* Gives the session a ring. The memory stays the caller's and must outlive the session; doorbell is
- * the eventfd the client rings, pipe the end we ring. 0 or an errno. */
+ * the eventfd the client rings, bell the end we ring. 0 or an errno. */
 QB_EXPORT int qb_session_open_ring(qb_session *s, const void *client_file, void *broker_file,
-                                   uint32_t sq_slots, uint32_t cq_slots, int doorbell, int pipe);
+                                   uint32_t sq_slots, uint32_t cq_slots, int doorbell, int bell);
 /* Cancels what is queued, lets what runs finish, then posts QB_EVENT_SESSION_IDLE. Idempotent. */
 QB_EXPORT void qb_session_close(qb_session *s);
 QB_EXPORT void qb_session_free(qb_session *s);

@@ -29,6 +29,7 @@ typedef struct qb_submission {
     uint64_t ticket, deadline_ns, queued_ns;
     uint64_t session_id; /* outlives the session, for the event */
     uint32_t status;
+    bool started;   /* queue_ns and execute_ns are measured */
     bool from_ring; /* of the session's slab, and answered in its ring */
     uint64_t qnn_code, queue_ns, execute_ns;
 } qb_submission;
@@ -70,12 +71,13 @@ struct qb_session {
     /* Sessions with something queued in a band form a circular list per band. */
     qb_session *band_next[QB_BANDS], *band_prev[QB_BANDS];
     uint32_t in_flight, bindings;
+    uint32_t put_aside; /* submissions that wait for parked bindings */
     bool closing, idle_told;
 
     /* The ring, when it has one. */
     bool has_ring, broken, awake;
     qb_ring ring;
-    int doorbell, pipe;
+    int doorbell, bell;
     uint32_t key;                   /* index in the executor's table, plus its generation */
     qb_session *awake_next, **awake_link; /* the executor's list of those that need no doorbell */
     qb_submission *slab, *free_submissions;
@@ -109,14 +111,14 @@ typedef struct qb_follower {
 
 struct qb_executor {
     pthread_mutex_t lock;
+    uint32_t lock_waiters; /* atomic: threads that found it taken */
     qb_follower *followers; /* the one that came last first, see qb_wake_follower */
     qb_band band[QB_BANDS];
     pthread_t *threads;
     uint32_t thread_count;
     bool stopping, started;
 
-    bool leading;       /* somebody looks at the rings; one at a time */
-    uint32_t fruitless; /* looks that took submissions of which none could start, one after the other */
+    bool leading;      /* somebody looks at the rings; one at a time */
     uint32_t sleepers; /* threads that wait for doorbells; the kernel wakes the latest first */
     /* A short execute under way without a leader, by number (0: none); its thread leads after it. */
     uint64_t unwatched, unwatched_count, unwatched_since;
@@ -140,6 +142,16 @@ struct qb_executor {
     bool event_rung;
     qb_node *events_head, *events_tail;
 };
+
+/* Takes the lock. A mutex is not fair: those that wait for it count, so that a thread which would take
+ * it again and again can stay out for a moment. */
+static inline void qb_lock(qb_executor *ex) {
+    if (!pthread_mutex_trylock(&ex->lock))
+        return;
+    __atomic_add_fetch(&ex->lock_waiters, 1, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&ex->lock);
+    __atomic_sub_fetch(&ex->lock_waiters, 1, __ATOMIC_RELAXED);
+}
 
 /* qb_sched.c: which submission next. */
 void qb_sched_push(qb_session *s, uint32_t band, qb_submission *sub, bool front);
@@ -169,9 +181,9 @@ void qb_complete(qb_executor *ex, qb_submission *sub, uint32_t status, uint64_t 
 bool qb_wake_follower(qb_executor *ex);
 
 /* qb_lead.c */
-/* Looks at rings until something can run or ought to stop; may sleep, without the lock. The caller has
- * set `leading`; it is no longer set while this sleeps, nor when it returns. */
-void qb_lead(qb_executor *ex);
+/* Looks at rings until something can run or ought to stop; may sleep, without the lock: whether it did.
+ * The caller has set `leading`; it is no longer set while this sleeps, nor when it returns. */
+bool qb_lead(qb_executor *ex);
 /* Before a long execute: the rings are left to a thread that sleeps on the doorbells, or a follower. */
 void qb_leave_watch(qb_executor *ex);
 /* The caller will look at the session's ring before it sleeps: nobody need be rung for it. */

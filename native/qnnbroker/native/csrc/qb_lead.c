@@ -2,13 +2,14 @@
  * The leader: one thread that watches the rings of all sessions, polled or rung. */
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "qb_counters.h"
 #include "qb_doorbell.h"
 #include "qb_executor_impl.h"
 
-enum { FRUITLESS_LOOKS = 32, BREATH_NS = 50000 };
+/* Slots taken from a ring at a time: those of the others come in between, and what holds the lock
+ * meanwhile holds it shortly. */
+enum { DRAIN_BATCH = 16 };
 
 /* ---- which sessions are polled ---------------------------------------------------------------- */
 
@@ -55,7 +56,7 @@ void qb_ring_complete(qb_session *s, const qb_cq_slot *slot) {
     if (!qb_ring_push(&s->ring, slot))
         qb_ring_break(s); /* more in flight than it may, or an index that makes no sense */
     else if (qb_ring_client_sleeps(&s->ring))
-        qb_pipe_ring(s->pipe);
+        qb_bell_ring(s->bell);
 }
 
 static void refuse(qb_session *s, uint64_t ticket, uint32_t status) {
@@ -109,9 +110,12 @@ static void take(qb_session *s, const qb_sq_slot *slot) {
     qb_enqueue(sub, b);
 }
 
-/* Takes what waits in a session's ring; how many. */
+/* Takes some of what waits in a session's ring; how many. With something left it stays awake, and is
+ * looked at again. */
 static uint32_t drain(qb_session *s) {
     int64_t waiting = qb_ring_waiting(&s->ring);
+    if (waiting > DRAIN_BATCH)
+        waiting = DRAIN_BATCH;
     if (waiting <= 0) {
         if (waiting < 0)
             qb_ring_break(s);
@@ -143,7 +147,7 @@ static bool spin(qb_executor *ex) {
         pthread_mutex_unlock(&ex->lock);
         for (int i = 0; i < 8; i++)
             qb_cpu_relax();
-        pthread_mutex_lock(&ex->lock);
+        qb_lock(ex);
         if (drain_awake(ex) || qb_sched_can_pick(ex))
             return true;
     }
@@ -168,36 +172,21 @@ static bool prepare_to_sleep(qb_executor *ex) {
     return false;
 }
 
-/* A client that submits only what is refused, as fast as it can, would keep its leader looking with the
- * lock held, and everybody else out. */
-static void breathe(qb_executor *ex) {
-    struct timespec pause = {0, BREATH_NS};
-    if (++ex->fruitless < FRUITLESS_LOOKS)
-        return;
-    ex->fruitless = FRUITLESS_LOOKS / 2;
-    pthread_mutex_unlock(&ex->lock);
-    nanosleep(&pause, NULL);
-    pthread_mutex_lock(&ex->lock);
-}
-
-void qb_lead(qb_executor *ex) {
+bool qb_lead(qb_executor *ex) {
     bool found = drain_awake(ex) || spin(ex) || prepare_to_sleep(ex);
-    if (found && !qb_sched_can_pick(ex))
-        breathe(ex);
     ex->leading = false;
     if (found || ex->stopping)
-        return;
+        return false;
     if (qb_sched_can_pick(ex)) /* came by a call while we looked at the rings */
-        return;
+        return false;
     uint64_t keys[64], now = qb_now_ns();
     int64_t timeout = -1;
     if (ex->hold_until > now) /* bands are held back: nobody else would wake us */
         timeout = (int64_t)(ex->hold_until - now);
-    ex->fruitless = 0;
     ex->sleepers++;
     pthread_mutex_unlock(&ex->lock);
     int n = qb_waiter_wait(ex->waiter, keys, 64, timeout);
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     ex->sleepers--;
     for (int i = 0; i < n; i++) {
         uint32_t index = (uint32_t)keys[i], generation = (uint32_t)(keys[i] >> 32);
@@ -211,6 +200,7 @@ void qb_lead(qb_executor *ex) {
     /* Flags are down now: a submission after this needs no doorbell, one before is seen here. */
     qb_full_fence();
     drain_awake(ex);
+    return true;
 }
 
 void qb_leave_watch(qb_executor *ex) {
@@ -222,7 +212,9 @@ void qb_leave_watch(qb_executor *ex) {
     }
     for (int i = 0; i < 2 && prepare_to_sleep(ex); i++)
         continue;
-    if (ex->awake || qb_sched_can_pick(ex)) /* there is always more: somebody else must look */
+    /* There is always more: somebody else must look. Or bands are held back, and those that sleep may
+     * do so since before that, with nothing to wake them at its end. */
+    if (ex->awake || qb_sched_can_pick(ex) || (ex->hold_until && qb_sched_has_queued(ex)))
         qb_wake_worker(ex);
 }
 
@@ -236,7 +228,7 @@ void qb_wake_worker(qb_executor *ex) {
 /* ---- opening and closing ---------------------------------------------------------------------- */
 
 int qb_session_open_ring(qb_session *s, const void *client_file, void *broker_file,
-                         uint32_t sq_slots, uint32_t cq_slots, int doorbell, int pipe) {
+                         uint32_t sq_slots, uint32_t cq_slots, int doorbell, int bell) {
     qb_executor *ex = s->ex;
     int error = 0;
     if (!s->max_in_flight || s->has_ring || !sq_slots || (sq_slots & (sq_slots - 1)) || !cq_slots ||
@@ -251,8 +243,8 @@ int qb_session_open_ring(qb_session *s, const void *client_file, void *broker_fi
     }
     qb_ring_init(&s->ring, client_file, broker_file, sq_slots, cq_slots);
     s->doorbell = doorbell;
-    s->pipe = pipe;
-    pthread_mutex_lock(&ex->lock);
+    s->bell = bell;
+    qb_lock(ex);
     uint32_t index = 0;
     while (index < ex->ring_count && ex->rings[index].session)
         index++;

@@ -45,7 +45,7 @@ typedef struct qb_cq_slot {
 typedef struct qb_client_file {
     _Alignas(QB_CACHE_LINE) uint32_t sq_tail; /* submissions written */
     _Alignas(QB_CACHE_LINE) uint32_t cq_head; /* completions taken */
-    _Alignas(QB_CACHE_LINE) uint32_t sleeping; /* 1: ring the pipe after a completion */
+    _Alignas(QB_CACHE_LINE) uint32_t sleeping; /* 1: ring the bell after a completion */
     _Alignas(QB_CACHE_LINE) uint32_t unused;
     qb_sq_slot slots[] __attribute__((aligned(QB_CACHE_LINE)));
 } qb_client_file;
@@ -149,7 +149,7 @@ static inline int qb_ring_push(qb_ring *r, const qb_cq_slot *slot) {
     return 1;
 }
 
-/* After a push: does the client want the pipe rung? */
+/* After a push: does the client want the bell rung? */
 static inline int qb_ring_client_sleeps(const qb_ring *r) {
     qb_full_fence();
     return qb_load_relaxed(&r->client->sleeping) != 0;

@@ -170,6 +170,7 @@ static qb_submission *remove_waiting(qb_binding *b, uint64_t ticket, bool from_r
             b->waiting.head = sub->next;
         if (b->waiting.tail == sub)
             b->waiting.tail = prev;
+        b->session->put_aside--;
         return sub;
     }
     return NULL;
@@ -183,7 +184,7 @@ qb_submission *qb_sched_remove_ticket(qb_session *s, uint64_t ticket, bool from_
             if (sub->ticket == ticket && sub->from_ring == from_ring)
                 return unlink_after(s, b, prev);
     }
-    for (uint32_t i = 0; i < s->entry_count; i++) {
+    for (uint32_t i = 0; s->put_aside && i < s->entry_count; i++) {
         qb_binding *binding = s->entries[i].binding;
         qb_submission *sub = binding ? remove_waiting(binding, ticket, from_ring) : NULL;
         if (sub)

@@ -25,7 +25,7 @@ qb_session *qb_session_new(qb_executor *ex, uint64_t id, uint64_t cookie, uint32
 void qb_session_close(qb_session *s) {
     qb_executor *ex = s->ex;
     qb_submission *sub;
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     s->closing = true;
     qb_ring_detach(s);
     while ((sub = qb_sched_pop_any(s)))
@@ -36,7 +36,7 @@ void qb_session_close(qb_session *s) {
 
 void qb_session_free(qb_session *s) {
     qb_executor *ex = s->ex;
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     qb_ring_detach(s);
     qb_unpost(ex, &s->idle_node);
     qb_unpost(ex, &s->broken_node);
@@ -48,7 +48,7 @@ void qb_session_free(qb_session *s) {
 }
 
 void qb_session_get_stats(qb_session *s, qb_session_stats *out) {
-    pthread_mutex_lock(&s->ex->lock);
+    qb_lock(s->ex);
     *out = (qb_session_stats){.in_flight = s->in_flight,
                               .run_count = s->run_count,
                               .error_count = s->error_count,
@@ -72,7 +72,7 @@ qb_binding *qb_binding_new(qb_session *s, qb_runnable *runnable, uint32_t band, 
     b->runnable = runnable;
     b->band = band < QB_BANDS ? band : QB_BAND_NORMAL;
     b->cookie = cookie;
-    pthread_mutex_lock(&s->ex->lock);
+    qb_lock(s->ex);
     s->bindings++;
     pthread_mutex_unlock(&s->ex->lock);
     qb_count(QB_COUNT_BINDING, 1);
@@ -85,7 +85,7 @@ int qb_binding_publish(qb_binding *b, uint64_t id) {
     int error = 0;
     if (!generation || index == UINT32_MAX)
         return EINVAL;
-    pthread_mutex_lock(&s->ex->lock);
+    qb_lock(s->ex);
     if (index >= s->entry_count) {
         uint32_t more = s->entry_count ? s->entry_count * 2 : 16;
         while (more <= index)
@@ -114,6 +114,7 @@ static void fail_waiting(qb_binding *b, uint32_t status, uint64_t qnn_code) {
         b->waiting.head = sub->next;
         if (!b->waiting.head)
             b->waiting.tail = NULL;
+        b->session->put_aside--;
         qb_complete(b->session->ex, sub, status, qnn_code);
     }
 }
@@ -121,7 +122,7 @@ static void fail_waiting(qb_binding *b, uint32_t status, uint64_t qnn_code) {
 void qb_binding_release(qb_binding *b) {
     qb_executor *ex = b->session->ex;
     qb_submission *sub;
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     if (b->state != QB_DYING) {
         b->state = QB_DYING;
         b->idle_told = false; /* an idle told while parked was of another kind */
@@ -138,7 +139,7 @@ void qb_binding_release(qb_binding *b) {
 
 bool qb_binding_park(qb_binding *b) {
     qb_executor *ex = b->session->ex;
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     bool live = b->state == QB_LIVE;
     if (live) {
         b->state = QB_PARKED;
@@ -152,7 +153,7 @@ bool qb_binding_park(qb_binding *b) {
 
 bool qb_binding_revive(qb_binding *b, qb_runnable *runnable) {
     qb_executor *ex = b->session->ex;
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     bool parked = b->state == QB_PARKED && !b->running;
     if (parked) {
         b->state = QB_LIVE;
@@ -163,6 +164,7 @@ bool qb_binding_revive(qb_binding *b, qb_runnable *runnable) {
             b->waiting.head = sub->next;
             sub->next = reversed;
             reversed = sub;
+            b->session->put_aside--;
         }
         b->waiting.tail = NULL;
         while ((sub = reversed)) {
@@ -176,27 +178,27 @@ bool qb_binding_revive(qb_binding *b, qb_runnable *runnable) {
 }
 
 void qb_binding_fail_waiting(qb_binding *b, uint32_t status, uint64_t qnn_code) {
-    pthread_mutex_lock(&b->session->ex->lock);
+    qb_lock(b->session->ex);
     fail_waiting(b, status, qnn_code);
     pthread_mutex_unlock(&b->session->ex->lock);
 }
 
 bool qb_binding_is_wanted(qb_binding *b) {
-    pthread_mutex_lock(&b->session->ex->lock);
+    qb_lock(b->session->ex);
     bool wanted = b->state == QB_PARKED && b->waiting.head;
     pthread_mutex_unlock(&b->session->ex->lock);
     return wanted;
 }
 
 bool qb_binding_is_idle(qb_binding *b) {
-    pthread_mutex_lock(&b->session->ex->lock);
+    qb_lock(b->session->ex);
     bool idle = qb_binding_idle_now(b);
     pthread_mutex_unlock(&b->session->ex->lock);
     return idle;
 }
 
 uint64_t qb_binding_last_error(qb_binding *b) {
-    pthread_mutex_lock(&b->session->ex->lock);
+    qb_lock(b->session->ex);
     uint64_t code = b->last_error;
     pthread_mutex_unlock(&b->session->ex->lock);
     return code;
@@ -204,7 +206,7 @@ uint64_t qb_binding_last_error(qb_binding *b) {
 
 void qb_binding_free(qb_binding *b) {
     qb_executor *ex = b->session->ex;
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     qb_unpost(ex, &b->idle_node);
     qb_unpost(ex, &b->wanted_node);
     b->session->bindings--;
@@ -236,7 +238,7 @@ uint32_t qb_submit(qb_binding *b, uint64_t ticket, uint64_t deadline_ns) {
     qb_submission *sub = calloc(1, sizeof *sub);
     if (!sub)
         return QB_INTERNAL;
-    pthread_mutex_lock(&ex->lock);
+    qb_lock(ex);
     if (ex->stopping)
         status = QB_STOPPING;
     else if (s->closing)
@@ -260,7 +262,7 @@ uint32_t qb_submit(qb_binding *b, uint64_t ticket, uint64_t deadline_ns) {
 }
 
 bool qb_cancel(qb_session *s, uint64_t ticket) {
-    pthread_mutex_lock(&s->ex->lock);
+    qb_lock(s->ex);
     qb_submission *sub = qb_sched_remove_ticket(s, ticket, false);
     if (sub) {
         qb_complete(s->ex, sub, QB_CANCELLED, 0);
