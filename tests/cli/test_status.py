@@ -3,12 +3,16 @@
 
 import os
 
+import numpy as np
+import numpy.typing as npt
 from tests.broker_process import BrokerProcess
 from tests.cli.driver import CommandLine
-from tests.fake_models import MakeModel
+from tests.fake_models import TENSOR_BYTES, MakeModel, adder, numbers
 
 from qnnbroker.cli.status import memory_of
 from qnnbroker.client import connect
+from qnnbroker.v1 import control_pb2 as pb
+from qnnbroker.v1 import types_pb2
 
 
 def test_status_tells_everything_as_json(
@@ -40,6 +44,38 @@ def test_status_is_one_screen_for_people(
     for part in (f"pid          {broker.pid}", "PSS", "fake", "No sessions", "ocr", "loads_total"):
         assert part in text
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_status_shows_what_ran_how_long_it_took_and_what_was_copied(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    with (
+        connect(cli.runtime_dir, ring=False, band="high") as session,
+        session.load(make_model("ocr", adder("g"))) as model,
+    ):
+        with model.graph.bind() as binding:
+            binding.run()
+        before = cli("status", "--json").document()
+        a, b = numbers(1)
+        request = pb.InferRequest(name=model.name, inputs=[inline("a", a), inline("b", b)])
+        session._control.infer(request, 60.0)
+        after, text = cli("status", "--json").document(), cli("status").ok()
+    size = 3 * TENSOR_BYTES
+    for what, numbered in (("graphs", 0), ("sessions", 0)):
+        assert "copied_bytes" not in before[what][numbered] or not before[what][0]["copied_bytes"]
+        assert after[what][numbered]["copied_bytes"] == size
+        assert after[what][numbered]["run_count"] == 2
+    assert after["sessions"][0]["band"] == "high"
+    (row,) = [line for line in text.splitlines() if line.startswith("g ")]
+    assert row.split()[:4] == ["g", "ocr", "2", "0"]
+    assert row.count(" / ") == 3
+    assert row.endswith(f"{size} B")
+
+
+def inline(name: str, array: "npt.NDArray[np.float32]") -> types_pb2.InlineTensor:
+    return types_pb2.InlineTensor(
+        name=name, dtype=types_pb2.DATA_TYPE_FLOAT32, shape=array.shape, data=array.tobytes()
+    )
 
 
 def test_memory_is_that_of_the_process_or_not_known() -> None:

@@ -82,8 +82,8 @@ def test_one_submission_may_be_awaited_by_several_threads(
 def test_another_thread_goes_on_while_a_run_waits(
     broker: BrokerProcess, bindings: list[Binding]
 ) -> None:
-    # Against the same count beside a plain sleep, in turns, and the best of several: what else
-    # happens on the machine only ever slows a phase down. With the GIL held it would be near 0.
+    # Against the same count beside a plain sleep, in turns, and the best of each: what else happens
+    # on the machine only ever slows a phase down. With the GIL held it would be near 0.
     count = 0
     stop = threading.Event()
 
@@ -97,7 +97,9 @@ def test_another_thread_goes_on_while_a_run_waits(
     thread.start()
     try:
         rates: dict[str, list[float]] = {"run": [], "sleep": []}
-        for _ in range(5):
+        for turn in range(50):
+            if turn >= 3 and max(rates["run"]) >= 0.9 * max(rates["sleep"]):
+                break
             for kind in rates:
                 before, start = count, time.perf_counter()
                 if kind == "run":
@@ -108,7 +110,7 @@ def test_another_thread_goes_on_while_a_run_waits(
     finally:
         stop.set()
         thread.join()
-    assert max(rates["run"]) >= 0.6 * max(rates["sleep"]), rates
+    assert max(rates["run"]) >= 0.9 * max(rates["sleep"]), rates
 
 
 # --- ends
@@ -257,20 +259,26 @@ def test_a_forked_child_cannot_touch_the_rings_of_its_parent(
     bindings[1].run()
 
 
+@pytest.mark.parametrize("name", ["QNNBROKER_SPIN_NS", "QNNBROKER_SPIN_LIMIT_NS"])
 @pytest.mark.parametrize("text", ["", "-1", "1e3", "x", "2000000000"])
 def test_a_spin_that_is_no_time_is_refused(
-    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, text: str, no_leaks: None
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, name: str, text: str, no_leaks: None
 ) -> None:
-    monkeypatch.setenv("QNNBROKER_SPIN_NS", text)
-    with pytest.raises(InvalidRequest, match="QNNBROKER_SPIN_NS"):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(InvalidRequest, match=name):
         connect(broker.runtime_dir)
 
 
-@pytest.mark.parametrize("spin", ["0", "50000"])
+@pytest.mark.parametrize(("spin", "limit"), [("0", "50000"), ("50000", "0"), ("50000", "50000")])
 def test_runs_with_and_without_spinning(
-    broker: BrokerProcess, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, spin: str
+    broker: BrokerProcess,
+    make_model: MakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    spin: str,
+    limit: str,
 ) -> None:
     monkeypatch.setenv("QNNBROKER_SPIN_NS", spin)
+    monkeypatch.setenv("QNNBROKER_SPIN_LIMIT_NS", limit)
     path: Path = make_model("copies", named("g"))
     with connect(broker.runtime_dir) as session, session.load(path).graph.bind() as binding:
         for n in range(300):

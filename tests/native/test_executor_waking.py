@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native executor: nothing that can start waits while its threads sleep."""
 
+import os
+import select
+
 import pytest
 from tests.native.executor_stage import (
     CANCELLED,
     OK,
     Hang,
     MakeStage,
+    Stage,
     calls_after,
     executed,
     last_call,
 )
-from tests.native.ring_stage import RingStage
+from tests.native.ring_stage import RingStage, bare_rings
 from tests.waiting import wait_until
 
 from qnnbroker.native.executor import BAND_HIGH, BAND_LOW, BAND_NORMAL
@@ -193,3 +197,28 @@ def test_a_ring_that_was_polled_is_not_forgotten_when_its_band_is_full(
     assert second.status(behind) == CANCELLED
     long.end()
     assert first.status(running) == OK
+
+
+# --- and nobody is rung who is awake
+
+
+def test_a_broker_that_is_awake_is_not_rung() -> None:
+    broker_sleeps = 192
+    with bare_rings() as (ring, client, memory):
+        for asleep in (0, 1, 0):
+            memory[broker_sleeps : broker_sleeps + 4] = asleep.to_bytes(4, "little")
+            assert client.submit(1 << 32 | 1) >= 0
+            if asleep:
+                assert int.from_bytes(os.read(ring.client_fds()[2], 8), "little") == 1
+            else:
+                with pytest.raises(BlockingIOError):
+                    os.read(ring.client_fds()[2], 8)
+
+
+def test_a_client_that_is_awake_is_not_rung(stage: Stage) -> None:
+    rings = RingStage(stage)
+    _, name = rings.bind()
+    ticket = rings.submit(name)
+    wait_until(lambda: stage.stats(rings.session)[:2] == (0, 1), "it is complete")
+    assert select.select([rings.client.fileno()], [], [], 0)[0] == []
+    assert rings.status(ticket) == OK

@@ -3,6 +3,7 @@
 
 import contextlib
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -115,6 +116,7 @@ def test_a_client_that_is_killed_with_submissions_queued_and_running_disturbs_no
     broker = start_broker()
     model = make_model("naps", adder("nap", execute_us=3000), adder("add"))
     before = broker.gauges()
+    queued_ns = []
     victim_code = (
         "import sys\n"
         "from qnnbroker.client import connect\n"
@@ -141,13 +143,15 @@ def test_a_client_that_is_killed_with_submissions_queued_and_running_disturbs_no
                         binding.inputs["a"][...], binding.inputs["b"][...] = a, b
                         timing = binding.run(timeout=PATIENCE_SECONDS)
                         assert (binding.outputs["y"] == a + b).all()
-                        # Its turn comes after the execute under way, with and without the victim.
-                        assert timing.queue_ns < 2_000_000_000
+                        queued_ns.append(timing.queue_ns)
                         if turn == 3 + n:
                             victim.kill()
                             killed = True
                     assert killed
                 broker.wait_counters(sessions=1, sessions_closing=0, in_flight=0, bindings=1)
+    # Its turn comes after the execute of 3 ms under way, with and without the victim, and not after
+    # the 60 of the victim: 180 ms.
+    assert statistics.median(queued_ns) < 60_000_000, queued_ns
     broker.wait_gauges(before)
 
 

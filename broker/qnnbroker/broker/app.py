@@ -103,7 +103,10 @@ class Broker:
         if self._log_fd >= 0:
             loop.add_reader(self._log_fd, self._drain_log)
         executor = LoopExecutor(
-            config.band_workers, config.band_priorities, spin_ns=config.spin_us * 1000
+            config.band_workers,
+            config.band_priorities,
+            spin_ns=config.spin_us * 1000,
+            spin_limit_ns=config.spin_limit_us * 1000,
         )
         contexts = ContextStore(
             self._backend,

@@ -23,13 +23,15 @@ def option(default: Any, help: str, *, unit: str = "") -> Any:
 #: (options, least, most). Counts and sizes travel as u32 and u64, gRPC's message limit as int.
 _RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("qnn_log_level",), 1, 5),
-    (("max_sessions", "max_buffers", "max_bindings", "max_in_flight"), 1, 2**32 - 1),
+    (("max_sessions", "max_buffers", "max_bindings"), 1, 2**32 - 1),
+    (("max_in_flight",), 1, 2**15),  # half of the largest ring
     (("max_buffer_bytes",), 1, 2**40),  # the largest Region
     (("max_session_bytes",), 1, 2**63 - 1),
     (("max_message_bytes",), 1, 2**31 - 1),
     (("load_threads", "band_workers"), 1, 64),
     (("band_priorities",), 0, 500),
     (("spin_us",), 0, 1000),
+    (("spin_limit_us",), 0, 1_000_000),
     (("keep_alive_seconds",), -1e9, 1e9),
     (("hello_timeout_seconds", "stop_timeout_seconds", "trial_seconds"), 0.001, 1e9),
     (("reset_timeout_seconds",), 0.001, 1e9),
@@ -147,6 +149,9 @@ class BrokerConfig:
     )
     spin_us: int = option(
         10, "how long a worker looks for more before it sleeps, after short runs", unit="us"
+    )
+    spin_limit_us: int = option(
+        50, "no such looking after runs of a graph whose median execute is longer", unit="us"
     )
 
     keep_alive_seconds: float = option(

@@ -46,6 +46,7 @@ class LoopExecutor:
         priorities: tuple[int, int, int] = (0, 100, 200),
         *,
         spin_ns: int = 10_000,
+        spin_limit_ns: int = 50_000,
         ageing_ns: int = 1_000_000_000,
         ageing_slice_ns: int = 40_000_000,
     ) -> None:
@@ -53,6 +54,7 @@ class LoopExecutor:
             workers,
             priorities,
             spin_ns=spin_ns,
+            spin_limit_ns=spin_limit_ns,
             ageing_ns=ageing_ns,
             ageing_slice_ns=ageing_slice_ns,
         )

@@ -29,6 +29,8 @@ from .statistics import counters, graph_statistics, quantiles
 
 log = logging.getLogger(__name__)
 
+BAND_NAMES = ("low", "normal", "high")
+
 
 class BrokerService:
     """The broker's parts, joined. Belongs to the event loop's thread."""
@@ -234,7 +236,7 @@ class BrokerService:
             graph,
             inputs,
             [(buffer, 0, len(buffer)) for buffer in outputs],
-            band=BAND_NORMAL,
+            band=session.band if session else BAND_NORMAL,
         )
         try:
             timing = await self.executor.run(
@@ -248,6 +250,9 @@ class BrokerService:
         self.models.keep_alive(model)
         copied = sum(size for _, _, size in inputs) + sum(len(o) for o in outputs)
         self.copied_bytes += copied
+        graph.native.copied_bytes += copied
+        if session is not None:
+            session.copied_bytes += copied
         return pb.InferResponse(
             outputs=output_tensors(graph, outputs),
             timing=pb.Timing(
@@ -344,8 +349,10 @@ class BrokerService:
                     total=quantiles(stats, "total"),
                     parked_count=sum(b.bound.parked_count for b in s.bindings),
                     age_seconds=now - s.created,
+                    band=BAND_NAMES[s.band],
                     perf_mode=s.perf_mode or self.config.session_perf_mode,
                     rpcmem_bytes=s.buffers.bytes_of(RPCMEM),
+                    copied_bytes=s.copied_bytes,
                 )
             )
         return infos

@@ -77,6 +77,8 @@ class Session:
     perf_mode: str = ""
     #: Runs that the power governor has seen.
     runs_seen: int = 0
+    #: Of inline tensors, in both directions.
+    copied_bytes: int = 0
     files: HandedFiles = field(default_factory=HandedFiles)
     band: int = BAND_NORMAL
 

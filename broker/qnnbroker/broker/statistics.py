@@ -119,6 +119,7 @@ def graph_statistics(contexts: ContextStore) -> list[pb.GraphStatistics]:
                     queue=quantiles(stats, "queue"),
                     execute=quantiles(stats, "execute"),
                     total=quantiles(stats, "total"),
+                    copied_bytes=graph.copied_bytes,
                     # Of what else the backend counts, what the message has.
                     **{name: n for name, n in stats.items() if name in _GRAPH_FIELDS},
                 )

@@ -46,7 +46,7 @@ def status() -> None:
             }
         )
         return
-    show(info, memory, sessions, contexts, dict(statistics.counters))
+    show(info, memory, sessions, contexts, statistics)
 
 
 def show(
@@ -54,7 +54,7 @@ def show(
     memory: dict[str, int] | None,
     sessions: "Sequence[control_pb2.SessionInfo]",
     contexts: "Sequence[control_pb2.ContextInfo]",
-    counters: dict[str, int],
+    statistics: "control_pb2.GetStatisticsResponse",
 ) -> None:
     """The same for people."""
     from qnnbroker.v1 import attach_pb2
@@ -109,9 +109,41 @@ def show(
     print_sessions(sessions)
     print_line()
     print_models(contexts)
+    if statistics.graphs:
+        print_line()
+        print_graphs(contexts, statistics.graphs)
     print_line()
-    shown = {k: v for k, v in counters.items() if not k.startswith("native_")}
+    shown = {k: v for k, v in statistics.counters.items() if not k.startswith("native_")}
     print_fields("Counters", [(name, value) for name, value in sorted(shown.items())])
+
+
+def print_graphs(
+    contexts: "Sequence[control_pb2.ContextInfo]",
+    graphs: "Sequence[control_pb2.GraphStatistics]",
+) -> None:
+    """A table of what ran, and how long it waited and executed: median / 99th percentile."""
+    from .output import print_table, show_bytes, show_ns
+
+    def times(of: "control_pb2.Quantiles") -> str:
+        return f"{show_ns(of.p50_ns)} / {show_ns(of.p99_ns)}" if of.p99_ns else "-"
+
+    names = {c.context_id: c.names[0] if c.names else "-" for c in contexts}
+    print_table(
+        ["Graph", "Model", "Runs>", "Errors>", "Queue>", "Execute>", "Total>", "Copied>"],
+        [
+            (
+                g.graph,
+                names.get(g.context_id, "-"),
+                g.run_count,
+                g.error_count,
+                times(g.queue),
+                times(g.execute),
+                times(g.total),
+                show_bytes(g.copied_bytes),
+            )
+            for g in graphs
+        ],
+    )
 
 
 def clocks(power: "control_pb2.PowerInfo") -> str:

@@ -1055,6 +1055,7 @@ class SessionInfo(_message.Message):
     BAND_FIELD_NUMBER: _builtins.int
     PERF_MODE_FIELD_NUMBER: _builtins.int
     RPCMEM_BYTES_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     pid: _builtins.int
     uid: _builtins.int
@@ -1076,6 +1077,8 @@ class SessionInfo(_message.Message):
     """What it votes for while it has work; empty: nothing."""
     rpcmem_bytes: _builtins.int
     """Shared memory made by rpcmem, of buffer_bytes."""
+    copied_bytes: _builtins.int
+    """Tensors that it sent and got inline, which the broker copied."""
     @_builtins.property
     def queue(self) -> Global___Quantiles: ...
     @_builtins.property
@@ -1106,10 +1109,11 @@ class SessionInfo(_message.Message):
         band: _builtins.str = ...,
         perf_mode: _builtins.str = ...,
         rpcmem_bytes: _builtins.int = ...,
+        copied_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["execute", b"execute", "queue", b"queue", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "band", b"band", "binding_count", b"binding_count", "buffer_bytes", b"buffer_bytes", "buffer_count", b"buffer_count", "client_name", b"client_name", "command", b"command", "device_ns", b"device_ns", "error_count", b"error_count", "execute", b"execute", "in_flight", b"in_flight", "model_count", b"model_count", "parked_count", b"parked_count", "perf_mode", b"perf_mode", "pid", b"pid", "queue", b"queue", "rpcmem_bytes", b"rpcmem_bytes", "run_count", b"run_count", "session_id", b"session_id", "total", b"total", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "band", b"band", "binding_count", b"binding_count", "buffer_bytes", b"buffer_bytes", "buffer_count", b"buffer_count", "client_name", b"client_name", "command", b"command", "copied_bytes", b"copied_bytes", "device_ns", b"device_ns", "error_count", b"error_count", "execute", b"execute", "in_flight", b"in_flight", "model_count", b"model_count", "parked_count", b"parked_count", "perf_mode", b"perf_mode", "pid", b"pid", "queue", b"queue", "rpcmem_bytes", b"rpcmem_bytes", "run_count", b"run_count", "session_id", b"session_id", "total", b"total", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1215,6 +1219,7 @@ class GraphStatistics(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     EXECUTE_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
     context_id: _builtins.int
     graph: _builtins.str
     run_count: _builtins.int
@@ -1223,6 +1228,8 @@ class GraphStatistics(_message.Message):
     execute_ns_min: _builtins.int
     execute_ns_max: _builtins.int
     queue_ns_total: _builtins.int
+    copied_bytes: _builtins.int
+    """Tensors of its runs that the broker copied; 0 for bindings over shared buffers."""
     @_builtins.property
     def queue(self) -> Global___Quantiles: ...
     @_builtins.property
@@ -1243,10 +1250,11 @@ class GraphStatistics(_message.Message):
         queue: Global___Quantiles | None = ...,
         execute: Global___Quantiles | None = ...,
         total: Global___Quantiles | None = ...,
+        copied_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["execute", b"execute", "queue", b"queue", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_id", b"context_id", "error_count", b"error_count", "execute", b"execute", "execute_ns_max", b"execute_ns_max", "execute_ns_min", b"execute_ns_min", "execute_ns_total", b"execute_ns_total", "graph", b"graph", "queue", b"queue", "queue_ns_total", b"queue_ns_total", "run_count", b"run_count", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_id", b"context_id", "copied_bytes", b"copied_bytes", "error_count", b"error_count", "execute", b"execute", "execute_ns_max", b"execute_ns_max", "execute_ns_min", b"execute_ns_min", "execute_ns_total", b"execute_ns_total", "graph", b"graph", "queue", b"queue", "queue_ns_total", b"queue_ns_total", "run_count", b"run_count", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,6 +82,9 @@ class BackendGraph(Protocol):
     def statistics(self) -> Mapping[str, int]:
         """run_count, error_count, execute_ns_total/min/max, queue_ns_total."""
 
+    #: Of inline tensors, in both directions.
+    copied_bytes: int
+
 
 class ClosableRunnable(Runnable):
     """What `bind` gives: a native Runnable that can be closed."""

@@ -62,6 +62,7 @@ class QnnGraphAdapter:
         self.native = native
         self._memory = memory
         self.spec = spec
+        self.copied_bytes = 0
 
     def lease_memory(self, spans: Sequence[Span], zero_copy: str) -> Lease:
         infos = (*self.native.inputs, *self.native.outputs)
