@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,6 +75,23 @@ def test_the_yardstick_measures_every_round_trip() -> None:
     assert len(times) == 6
     # What the other side computed does not count; signed it would show as a huge number.
     assert all(0 < ns < 10_000_000_000 for ns in times)
+
+
+def test_the_cpu_time_of_a_process_counts_threads_and_children_that_have_ended() -> None:
+    def spin() -> None:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+
+    before = usage.cpu_time(os.getpid())
+    thread = threading.Thread(target=spin)
+    thread.start()
+    thread.join()
+    work = "import time\nwhile time.process_time() < 0.2: pass"
+    subprocess.run([sys.executable, "-c", work], check=True)
+    after = usage.cpu_time(os.getpid())
+    assert after.own_ns - before.own_ns >= 50_000_000
+    assert after.children_ns - before.children_ns >= 150_000_000
 
 
 def test_a_child_answers_in_order_and_says_what_went_wrong_there() -> None:

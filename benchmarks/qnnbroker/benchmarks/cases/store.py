@@ -23,7 +23,7 @@ from ..brokers import Broker, broker
 from ..mutants import BINARY_NAME, Original, mutants
 from ..processes import Child
 from ..rows import Mode, Row, Target, against, spread
-from ..usage import MIB, memory
+from ..usage import MIB, cpu_time, memory
 
 ORDER = 60
 TARGETS = [
@@ -60,6 +60,7 @@ def run(mode: Mode) -> list[Row]:
     rows = _cold(large, mode.pick(1, 3, 7))
     rows += _resident(large, mode.pick(2, 20, 50))
     rows += _beside(large, mode.pick(0.5, 4.0, 20.0))
+    rows += _cpu(large, mode.pick(1, 3, 10))
     rows += _mutants(mode.pick(30, 100, 500))
     return rows + _soak(*mode.pick((2, 4), (20, 120), (100, 1000)))
 
@@ -135,11 +136,41 @@ def _beside(model: models.RealModel, seconds: float) -> list[Row]:
             loads += 1
         loaded = child.receive()
     case = f"a 1.2 ms graph of another client, while a {model.label} is loaded again and again"
-    before = spread(
-        "a 1.2 ms graph of a client, nothing loads", alone["total_ns"], "ms", scale=1e-6
-    )
+    quiet = "a 1.2 ms graph of a client, nothing loads"
+    before = spread(quiet, alone["total_ns"], "ms", scale=1e-6)
     during = spread(case, loaded["total_ns"], "ms", scale=1e-6)
-    return [*before, *against(during, before), Row(case, "loads", loads, "")]
+    rates = [len(times["total_ns"]) / seconds for times in (alone, loaded)]
+    rate = Row(quiet, "runs per second", rates[0], "1/s")
+    return [
+        *before,
+        rate,
+        *against(during, before),
+        Row(case, "runs per second", rates[1], "1/s").against(rate),
+        Row(case, "loads", loads, ""),
+    ]
+
+
+def _cpu(model: models.RealModel, count: int) -> list[Row]:
+    """CPU time that a load takes from everybody else: the first ever, and later ones."""
+    label = f"{model.label}, CPU of"
+    tried, trials, later = list[float](), list[float](), list[float]()
+    for _ in range(count):
+        with (
+            tempfile.TemporaryDirectory() as verdicts,
+            broker("qnn", verdict_dir=verdicts) as where,
+            connect(where.directory) as session,
+        ):
+            for own, others in ((tried, trials), (later, [])):
+                before = cpu_time(where.pid)
+                session.load(model.wrapper).unload()
+                _wait_freed(where, session)
+                after = cpu_time(where.pid)
+                own.append((after.own_ns - before.own_ns) / 1e6)
+                others.append((after.children_ns - before.children_ns) / 1e6)
+    again = Row(f"{label} a load and unload, hash and verdict known", "p50", median(later), "ms")
+    first = Row(f"{label} the first load ever and unload", "p50", median(tried), "ms")
+    trial = Row(f"{label} the process that tries it first", "p50", median(trials), "ms")
+    return [again, first.against(again), trial.against(again)]
 
 
 def _mutants(count: int) -> list[Row]:
