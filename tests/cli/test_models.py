@@ -12,6 +12,7 @@ from tests.fake_models import MakeModel, adder, mixed, quantised
 
 from qnnbroker.cli.models import keep_alive_seconds, show_quantization
 from qnnbroker.cli.problems import FAILED, WrongUsage
+from qnnbroker.cli.wrapper_writing import Place, Tensor, wrapper_bytes
 from qnnbroker.client import connect
 
 
@@ -155,6 +156,41 @@ def test_many_loads_at_a_time_end_with_one_context(
     assert codes == [0, 0, 0]
     (row,) = cli("ls", "--json").document()["models"]
     assert row["names"] == ["m0", "m1", "m2"]
+
+
+def test_some_graphs_of_a_model_are_loaded_and_shown_as_such(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    path = make_model("three", adder("one"), adder("two"), mixed())
+    loaded = cli("load", path, "--graph", "one", "--graph", "mixed", "--json").document()
+    assert [g["name"] for g in loaded["model"]["graphs"]] == ["mixed", "one"]
+    (row,) = cli("ls", "--json").document()["models"]
+    assert row["enabled_graphs"] == ["mixed", "one"]
+    assert "2 of 3" in cli("ls").ok()
+    described = cli("describe", "three").ok()
+    assert "mixed, one" in described
+    assert "graph two" not in described
+    assert cli("load", path, "--graph", "four", "--json").error(FAILED)["reason"] == "GRAPH_UNKNOWN"
+
+
+def test_what_a_wrapper_was_compiled_for_is_shown_and_what_it_says_wrongly(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel, tmp_path: Path
+) -> None:
+    binary = make_model("m", adder(), arch=73, soc=43)
+    wrapper = tmp_path / "m_ctx.onnx"
+    tensors = [Tensor(n, "float32", (4, 8)) for n in "aby"]
+    content = wrapper_bytes("add", tensors[:2], tensors[2:], Place(binary.name), "v2")
+    for soc, differs in ((43, False), (60, True)):
+        said = f"v2:6:2.51.0:5.51.0:73:{soc}:0:0"
+        key = b"ep_compatibility_info.QNNExecutionProvider"
+        entry = bytes([0x0A, len(key)]) + key + bytes([0x12, len(said)]) + said.encode()
+        wrapper.write_bytes(content + bytes([0x72, len(entry)]) + entry)  # metadata_props
+        model = cli("load", wrapper, "--json").document()["model"]
+        assert model["compatibility"] == said
+        text = cli("describe", "m").ok()
+        assert said in text
+        assert ("the wrapper says SoC 60, its binary 43" in text) == differs
+        assert "the binary has SoC 43, wanted 30" in text
 
 
 def test_quantisation_is_shown(

@@ -56,6 +56,32 @@ def test_the_only_graph_is_not_asked_for_among_several(
         _ = model.graph
 
 
+def test_only_the_graphs_that_are_named_are_executable(
+    session: Session, make_model: MakeModel
+) -> None:
+    path = make_model("three", *(copier(name) for name in ("one", "two", "three")))
+    with session.load(path) as whole, session.load(path, graphs=["three", "one"]) as part:
+        assert set(part.graphs) == {"one", "three"}
+        assert part.content_hash == whole.content_hash
+        assert not part.shared
+        assert held(session)["contexts"] == 2
+        with part.graphs["one"].bind() as binding:
+            binding.run()
+        with session.load(path, graphs=("one", "three")) as same:
+            assert same.shared
+    with pytest.raises(NotFound, match="no graph 'four'; it has") as refused:
+        session.load(path, graphs=["four"])
+    assert refused.value.reason == "GRAPH_UNKNOWN"
+
+
+@pytest.mark.parametrize("graphs", [[], "one"])
+def test_graphs_that_are_no_list_of_names_are_refused(
+    session: Session, make_model: MakeModel, graphs: list[str] | str
+) -> None:
+    with pytest.raises(InvalidRequest, match="a list of names of graphs wanted"):
+        session.load(make_model(), graphs=graphs)
+
+
 def test_progress_is_reported_up_to_ready(session: Session, make_model: MakeModel) -> None:
     reports: list[LoadProgress] = []
     model = session.load(make_model(), progress=reports.append)

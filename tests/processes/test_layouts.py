@@ -20,6 +20,7 @@ from qnnbroker.cli.compiling_shared import compile_shared
 from qnnbroker.cli.wrapper_writing import Place, Tensor, wrapper_bytes
 from qnnbroker.client import Session, Unsupported, connect
 from qnnbroker.native.fake import FakeGraph, FakeTensor
+from qnnbroker.v1 import control_pb2 as pb
 
 DTYPES = {
     "int8": "int8",
@@ -134,6 +135,9 @@ def test_a_wrapper_of_onnxruntime_loads_with_its_binary_beside_or_inside(
         a, b = (np.full((1, 8), v, np.float32) for v in (1.5, 2.25))
         (c,) = model.graph.run({"a": a, "b": b}).values()
         np.testing.assert_allclose(c, a + b, rtol=1e-3)  # in 16-bit floats
+        described = real.stub.DescribeModel(pb.DescribeModelRequest(name=model.name)).model
+        assert described.compatibility.startswith("v2:6:2.")
+        assert not [w for w in described.warnings if "the wrapper says" in w]
 
 
 @pytest.mark.qnn
