@@ -2,9 +2,12 @@
 """Files that a context goes on reading, when somebody wants to write them and no copy is made."""
 
 import asyncio
+import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.broker.inside import AdderPlaces, attached, bound, go, hanging, loaded, running, until
@@ -72,6 +75,46 @@ def test_a_copy_that_found_no_memory_is_tried_again(
             await infer(service)
 
     go(work)
+
+
+def test_a_context_that_is_freed_while_its_file_is_copied_leaves_nothing(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, copying, go_on = SteadyFile._copy_to, threading.Event(), threading.Event()
+
+    def slowly(self: SteadyFile, *args: Any) -> str:
+        digest = plain(self, *args)
+        copying.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+        return digest
+
+    async def work() -> None:
+        path = make_model("adder", **BIG)
+        async with running() as service:
+            session, before = attached(service), open_files(path)
+            model = await loaded(service, session, path)
+            monkeypatch.setattr(SteadyFile, "_copy_to", slowly)
+            thread = writer(path)
+            await asyncio.to_thread(copying.wait, PATIENCE_SECONDS)
+            service.models.unload(model)
+            await until(lambda: not service.contexts.closing_count, "it is freed")
+            assert len(service.contexts) == 0
+            go_on.set()
+            await until(lambda: open_files(path) == before, "nothing of it is open")
+            await asyncio.to_thread(thread.join, PATIENCE_SECONDS)
+            assert path.read_bytes() == b"gone"
+
+    go(work)
+
+
+def open_files(path: Path) -> int:
+    """How often this process has that file open for reading it, or a copy of a binary."""
+    count = 0
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            name = os.readlink(fd)
+            count += name == str(path) or "qnnbroker-binary" in name
+    return count
 
 
 def test_a_context_whose_file_cannot_be_copied_fails_and_nobody_else(

@@ -140,3 +140,20 @@ def test_a_witness_that_somebody_wants_to_write_is_held_until_the_trial_ends(
         writer.join(PATIENCE_SECONDS)
         assert first.stat().st_size == 0
         works(model)
+
+
+@pytest.mark.qnn
+def test_untried_binaries_are_kept_apart_by_what_they_say(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    broker = start_broker(backend="qnn", trust=True)
+    broker.accidents_expected = True
+    paths = {}
+    for name in ("conv_u8", "conv_no_soc"):
+        paths[name] = tmp_path / f"{name}.bin"
+        paths[name].write_bytes(compiled(name).binary)
+    with connect(broker.runtime_dir) as session, session.load(paths["conv_u8"]) as model:
+        with pytest.raises(VersionMismatch, match="compiled without a SoC model"):
+            session.load(paths["conv_no_soc"])
+        runs_right(model, compiled("conv_u8"))
+        assert broker.counters()["trials_total"] == 0

@@ -50,7 +50,7 @@ class SteadyFile:
     Made over a ModelFile, which it takes over. `hold` comes first. It is counted: `share` for
     another holder, `close` by each.
 
-    Threads: any, one at a time for `hold`, `copy` and `ensure`.
+    Threads: any; `hold` and `copy` one at a time, before anybody calls `ensure`.
     """
 
     def __init__(self, file: ModelFile) -> None:
@@ -64,6 +64,7 @@ class SteadyFile:
         self.gone = False
         self._users = 1
         self._lock = threading.Lock()
+        self._ensuring = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -148,7 +149,11 @@ class SteadyFile:
         holding.copied += 1
         copy = ModelFile.adopt(self.file.path, sealed)
         if then is not None:
-            then(sealed)
+            try:
+                then(sealed)
+            except BaseException:
+                copy.close()
+                raise
         self._release()
         if self._original is None:
             self._original = self.file
@@ -190,6 +195,10 @@ class SteadyFile:
         Raises:
             InvalidRequest: reason BAD_FILE; they are gone.
         """
+        with self._ensuring:
+            self._ensure(digest, then)
+
+    def _ensure(self, digest: str, then: Callable[[int], None] | None) -> None:
         if self.safe:
             return
         # Let go since, and held again? Not while somebody waits for us to let go.

@@ -55,9 +55,13 @@ class BinaryWatch:
             return self.add(context)
         loop = asyncio.get_running_loop()
         self._threatened.setdefault(context, loop.time())
+        file = context.file.share()  # the context may be freed meanwhile
 
         def move() -> None:
-            context.file.ensure(context.content_hash, then=native.move_binary)
+            try:
+                file.ensure(context.content_hash, then=native.move_binary)
+            finally:
+                file.close()
 
         moving = loop.run_in_executor(self._threads, move)
         moving.add_done_callback(lambda done: self._moved(context, native, done.exception()))

@@ -19,10 +19,10 @@ from qnnbroker.broker.epcontext import (
     binary_path,
     check_fully_offloaded,
     names_for,
-    read_wrapper,
+    read_wrapper_from,
     sniff,
 )
-from qnnbroker.broker.files import CHUNK_BYTES, ModelFile
+from qnnbroker.broker.files import CHUNK_BYTES, FileBytes, ModelFile
 from qnnbroker.protos.errors import (
     BrokerError,
     DeadlineExpired,
@@ -121,13 +121,13 @@ def open_wrapper(file: ModelFile) -> Wrapper:
         InvalidRequest: reason BAD_FILE; damaged, or a model that is not compiled.
         Unsupported: of another execution provider.
     """
-    with file.map() as region:
-        try:
-            wrapper = read_wrapper(region.view(0, region.size_bytes))
-        except InvalidRequest as error:
-            raise InvalidRequest(
-                f"{str(file.path)!r} is not a sound ONNX file: {error}", reason=error.reason
-            ) from error
+    try:
+        wrapper = read_wrapper_from(FileBytes(file))
+        file.check_unchanged()
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"{str(file.path)!r} is not a sound ONNX file: {error}", reason=error.reason
+        ) from error
     if not wrapper.nodes:
         raise InvalidRequest(
             f"{str(file.path)!r} is an ONNX model of {len(wrapper.other_nodes)} operators that is "
