@@ -5,18 +5,23 @@ import hashlib
 import json
 import os
 import resource
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.tiny_wrappers import around_embedded, ep_node, model_of
 
-from qnnbroker.broker import layouts, leases
-from qnnbroker.broker.files import ModelFile
+from qnnbroker.broker import files, layouts, leases
+from qnnbroker.broker.epcontext import Wrapper, read_wrapper, read_wrapper_from
+from qnnbroker.broker.files import FileBytes, ModelFile
 from qnnbroker.broker.layouts import Gathering, open_path
 from qnnbroker.broker.manifest import names_beside
 from qnnbroker.broker.steady import holding
 from qnnbroker.cli.wrapper_writing import Place, Tensor, wrapper_bytes
-from qnnbroker.protos.errors import InvalidRequest, NotFound
+from qnnbroker.protos.errors import BrokerError, InvalidRequest, NotFound
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -198,3 +203,32 @@ def test_which_manifests_may_be_about_a_file() -> None:
         "m_ctx_qnn.manifest.json",
         "m_ctx.manifest.json",
     ]
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), window=st.integers(1, 40))
+def test_a_wrapper_read_piece_by_piece_is_what_it_is_in_memory(
+    data: st.DataObject, window: int
+) -> None:
+    """Damaged ones too: the same wrapper, or the same refusal."""
+    content = bytearray(model_of(ep_node(embed_mode=1, ep_cache_context=b"\x01" * 300), ep_node()))
+    for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+        content[at] = data.draw(st.integers(0, 255))
+    del content[data.draw(st.integers(1, len(content))) :]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "WINDOW_BYTES", window)
+        path = Path(folder) / "w.onnx"
+        path.write_bytes(content)
+        with ModelFile.open(path) as file:
+            pieces = FileBytes(file)
+            assert outcome(lambda: read_wrapper_from(pieces)) == outcome(
+                lambda: read_wrapper(bytes(content))
+            )
+
+
+def outcome(read: Callable[[], Wrapper]) -> object:
+    """The wrapper, or what was wrong with it."""
+    try:
+        return read()
+    except BrokerError as error:
+        return type(error), error.reason, error.message
