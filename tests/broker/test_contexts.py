@@ -4,12 +4,17 @@
 import asyncio
 import fcntl
 import shutil
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.broker.inside import attached, go, hanging, loaded, running, until
 from tests.fake_models import MakeModel, adder
+from tests.waiting import PATIENCE_SECONDS
 
+from qnnbroker.broker.files import SETTLED_NS, ModelFile
 from qnnbroker.broker.models import Model
 from qnnbroker.native.fake import control_loaded
 from qnnbroker.protos.errors import InvalidRequest
@@ -46,6 +51,36 @@ def test_who_joined_a_load_whose_file_changed_loads_its_own(
             assert len(models) == joining, made
             assert len({m.context.context_id for m in models}) == 1
             assert len(service.contexts) == 2
+
+    go(work)
+
+
+def test_files_that_are_slow_to_read_keep_nobody_from_what_is_resident(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        path, slow = make_model("first"), make_model("slow", adder("slow"))
+        plain, reading, go_on = ModelFile.pieces, threading.Event(), threading.Event()
+
+        def pieces(self: ModelFile) -> Iterator[tuple[int, memoryview]]:
+            if self.path == slow:
+                reading.set()
+                assert go_on.wait(PATIENCE_SECONDS)
+            yield from plain(self)
+
+        monkeypatch.setattr(ModelFile, "pieces", pieces)
+        async with running(load_threads=1) as service:
+            session = attached(service)
+            settled = path.stat().st_ctime_ns + SETTLED_NS
+            await until(lambda: time.time_ns() > settled, "its times tell this version")
+            await loaded(service, session, path)
+            loading = asyncio.create_task(loaded(service, session, slow))
+            await asyncio.to_thread(reading.wait, PATIENCE_SECONDS)
+            model = await loaded(service, session, path)
+            assert not loading.done()
+            assert len(service.contexts) == 1
+            go_on.set()
+            assert (await loading).context is not model.context
 
     go(work)
 

@@ -107,6 +107,29 @@ def test_a_context_that_is_freed_while_its_file_is_copied_leaves_nothing(
     go(work)
 
 
+def test_a_context_that_cannot_come_back_keeps_nobody_out(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """New binaries are tried beside those that are loaded, or may be again after a reset."""
+
+    async def work() -> None:
+        path, other = make_model("adder", **BIG), make_model("other", adder("other"))
+        options = {"verify": "always", "verdict_dir": str(tmp_path / "verdicts")}
+        async with running(**options) as service:
+            session = attached(service)
+            model = await loaded(service, session, path)
+            with monkeypatch.context() as patched:
+                no_memory(float("inf"), patched)
+                patched.setattr(watching, "break_seconds", lambda: 0.2)
+                thread = writer(path)
+                await until(lambda: model.context.lost, "the context is lost")
+                await asyncio.to_thread(thread.join, PATIENCE_SECONDS)
+            assert model.context.state == "lost"
+            await loaded(service, session, other)
+
+    go(work)
+
+
 def open_files(path: Path) -> int:
     """How often this process has that file open for reading it, or a copy of a binary."""
     count = 0

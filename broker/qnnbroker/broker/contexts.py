@@ -268,8 +268,12 @@ class ContextStore:
         context.touch()
 
     def _others(self, context: Context) -> Callable[[], list[Context]]:
+        """Those that are loaded, or will be; a lost one may come back, if its file is there."""
         return lambda: [
-            c for c in self._ids if c is not context and c.state in ("loading", "ready", "lost")
+            c
+            for c in self._ids
+            if c is not context
+            and (c.state in ("loading", "ready") or (c.state == "lost" and not c.file.gone))
         ]
 
     def _forget(self, context: Context) -> None:
