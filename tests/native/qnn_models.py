@@ -3,7 +3,7 @@
 
 Compiling runs in a child process of its own, once: the results are kept in build/test-models under
 a name that changes with the recipe and the versions. All are compiled with a soc_model, because one
-process must not hold binaries that were compiled with one and without; but those in NO_SOC.
+process must not hold binaries that were compiled with one and without; but those in FOR.
 """
 
 import hashlib
@@ -170,15 +170,16 @@ RECIPES: dict[str, Callable[[], Any]] = {
     "conv_u8": lambda: _conv("uint8"),
     "conv_u16": lambda: _conv("uint16"),
     "conv_no_soc": lambda: _conv("uint8"),
+    "conv_arch": lambda: _conv("uint8"),
     "split": _split,
 }
 
 
-#: Of the other class.
-NO_SOC = {"conv_no_soc"}
+#: What these are compiled for instead; both are of the other class.
+FOR = {"conv_no_soc": {}, "conv_arch": {"htp_arch": "75"}}
 
 
-def _session(path: Path, context: Path | None, fallback: bool, soc_model: str = "") -> Any:
+def _session(path: Path, context: Path | None, fallback: bool, chip: dict[str, str]) -> Any:
     import onnxruntime as ort
     import onnxruntime_qnn as qnn
 
@@ -192,9 +193,8 @@ def _session(path: Path, context: Path | None, fallback: bool, soc_model: str = 
     devices = [d for d in ort.get_ep_devices() if d.ep_name == "QNNExecutionProvider"]
     settings = {
         "backend_path": qnn.get_qnn_htp_path(),
+        **chip,
     }
-    if soc_model:
-        settings |= {"soc_model": soc_model, "enable_htp_fp16_precision": "1"}
     options.add_provider_for_devices(devices[:1], settings)
     return ort.InferenceSession(str(path), options)
 
@@ -212,11 +212,11 @@ def _compile(name: str, folder: Path) -> None:
     onnx.save(model, source)
     ort.register_execution_provider_library("QNNExecutionProvider", qnn.get_library_path())
     fallback = name == "split"
-    soc_model = "" if name in NO_SOC else SOC_MODEL
-    _session(source, wrapper, fallback, soc_model)
+    chip = FOR.get(name, {"soc_model": SOC_MODEL, "enable_htp_fp16_precision": "1"})
+    _session(source, wrapper, fallback, chip)
     tensors: dict[str, Array] = {}
     if not fallback:
-        session = _session(wrapper, None, False, soc_model)
+        session = _session(wrapper, None, False, chip)
         rng = np.random.default_rng(3)
         for value in model.graph.input:
             dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)

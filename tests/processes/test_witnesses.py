@@ -96,11 +96,16 @@ def runs_right(model: Model, wanted: CompiledModel) -> None:
 
 
 @pytest.mark.qnn
-@pytest.mark.parametrize("order", [("conv_u8", "conv_no_soc"), ("conv_no_soc", "conv_u8")])
+@pytest.mark.parametrize("other", ["conv_no_soc", "conv_arch"])
+@pytest.mark.parametrize("turned", [False, True])
 def test_the_two_classes_of_the_emulation_are_kept_apart(
-    start_broker: StartBroker, tmp_path: Path, order: tuple[str, str]
+    start_broker: StartBroker, tmp_path: Path, other: str, turned: bool
 ) -> None:
-    """The same graph, compiled with a SoC model and without: together they would crash or fail."""
+    """The same graph, compiled with a SoC model and without: together they would crash or fail.
+
+    That with an arch alone says that it is for a SoC, so only the trial can tell.
+    """
+    order = (other, "conv_u8") if turned else ("conv_u8", other)
     broker = start_broker(backend="qnn", verdict_dir=str(tmp_path / "verdicts"))
     broker.accidents_expected = True
     paths, wanted = [], [compiled(name) for name in order]
