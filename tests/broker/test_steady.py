@@ -268,3 +268,30 @@ def test_a_file_that_changes_while_it_is_hashed_is_hashed_as_it_was(
         assert content_of(held) == CONTENT
         reads[0].join(PATIENCE_SECONDS)
         assert path.stat().st_size == 0
+
+
+@pytest.mark.parametrize("change", [truncate, rewrite])
+def test_a_file_that_nobody_can_hold_and_that_changes_while_it_is_copied_harms_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    """Cut short it is refused; what was written into it makes it another model, hashed as such."""
+    monkeypatch.setattr(leases, "LOCAL_FILE_SYSTEMS", frozenset[str]())
+    monkeypatch.setattr("qnnbroker.broker.files.PIECE_BYTES", 1000)
+    plain = ModelFile.pieces
+
+    def pieces(self: ModelFile) -> Iterator[tuple[int, memoryview]]:
+        for offset, piece in plain(self):
+            if offset == 2000:
+                change(path)
+            yield offset, piece
+
+    monkeypatch.setattr(ModelFile, "pieces", pieces)
+    with ThreadPoolExecutor(1) as threads, SteadyFile(ModelFile.open(path)) as held:
+        if change is truncate:
+            with pytest.raises(InvalidRequest, match="was changed"):
+                run_hash(held, HashCache(threads))
+            assert not held.copied
+        else:
+            digest = run_hash(held, HashCache(threads))
+            assert digest == hashlib.sha256(content_of(held)).hexdigest()
+            assert held.copied
