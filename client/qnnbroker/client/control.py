@@ -4,23 +4,24 @@
 import enum
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from qnnbroker.protos import paths, status
+from qnnbroker.protos import status
 from qnnbroker.protos.errors import BrokerError, ProtocolError, SessionClosed
 from qnnbroker.v1 import control_pb2 as pb
-from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
 
 from .attach import AttachConnection
+from .channel import RestingChannel
 from .timing import Timing
+
+if TYPE_CHECKING:
+    from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
 
 #: How long a call that failed as unavailable waits for the attach socket to show that the broker
 #: is gone for good: the kernel closes the sockets of a dead process one after the other.
 _LOST_WAIT_SECONDS = 0.25
-_RECONNECT_MS = 50
-_MAX_RECONNECT_MS = 1000
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -67,63 +68,50 @@ class Control:
         attach: AttachConnection | None = None,
         max_message_bytes: int = 0,
     ) -> None:
-        limit = max_message_bytes or -1
-        self._channel = grpc.insecure_channel(
-            paths.grpc_target(grpc_path),
-            options=[
-                # The minimum stays gRPC's own: it is also how long a connection may take to be
-                # made, and a busy broker needs more than 50 ms for that at times.
-                ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
-                ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
-                ("grpc.max_send_message_length", limit),
-                ("grpc.max_receive_message_length", limit),
-                # Sessions share no connection: one must not inherit the other's backoff.
-                ("grpc.use_local_subchannel_pool", 1),
-            ],
-        )
-        self._stub = ControlServiceStub(self._channel)
+        self._resting = RestingChannel(grpc_path, max_message_bytes or -1)
         self._metadata = None if token is None else ((status.SESSION_METADATA_KEY, token),)
         self._attach = attach
         self._closed = False
 
     def server_info(self, timeout: float) -> pb.GetServerInfoResponse:
-        return self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest(), timeout)
+        return self._call(lambda stub: stub.GetServerInfo, pb.GetServerInfoRequest(), timeout)
 
     def load_model(
         self, request: pb.LoadModelRequest, timeout: float
     ) -> Generator[pb.LoadModelResponse]:
         """The reports of a load. Closing the iterator early gives up our share of it."""
         try:
-            call = self._stub.LoadModel(request, timeout=timeout, metadata=self._metadata)
-            try:
-                yield from call
-            finally:
-                call.cancel()
+            with self._resting.stub() as stub:
+                call = stub.LoadModel(request, timeout=timeout, metadata=self._metadata)
+                try:
+                    yield from call
+                finally:
+                    call.cancel()
         except (grpc.RpcError, ValueError) as exc:
             raise self._error(exc) from exc
 
     def unload_model(self, request: pb.UnloadModelRequest, timeout: float) -> None:
-        self._call(self._stub.UnloadModel, request, timeout)
+        self._call(lambda stub: stub.UnloadModel, request, timeout)
 
     def list_models(self, timeout: float, *, all: bool = False) -> pb.ListModelsResponse:
-        return self._call(self._stub.ListModels, pb.ListModelsRequest(all=all), timeout)
+        return self._call(lambda stub: stub.ListModels, pb.ListModelsRequest(all=all), timeout)
 
     def describe_model(self, request: pb.DescribeModelRequest, timeout: float) -> pb.Model:
-        return self._call(self._stub.DescribeModel, request, timeout).model
+        return self._call(lambda stub: stub.DescribeModel, request, timeout).model
 
     def create_binding(
         self, request: pb.CreateBindingRequest, timeout: float
     ) -> pb.CreateBindingResponse:
-        return self._call(self._stub.CreateBinding, request, timeout)
+        return self._call(lambda stub: stub.CreateBinding, request, timeout)
 
     def release_binding(self, binding_id: int, timeout: float) -> bool:
         """False while a run of it is still under way; asking again is fine."""
         request = pb.ReleaseBindingRequest(binding_id=binding_id)
-        return not self._call(self._stub.ReleaseBinding, request, timeout).still_running
+        return not self._call(lambda stub: stub.ReleaseBinding, request, timeout).still_running
 
     def describe_binding(self, binding_id: int, timeout: float) -> pb.DescribeBindingResponse:
         request = pb.DescribeBindingRequest(binding_id=binding_id)
-        return self._call(self._stub.DescribeBinding, request, timeout)
+        return self._call(lambda stub: stub.DescribeBinding, request, timeout)
 
     def last_error(self, binding_id: int, timeout: float) -> tuple[int, str]:
         """QNN code and name of the last execute of a binding that failed; 0 when none did."""
@@ -132,45 +120,48 @@ class Control:
 
     def execute(self, binding_id: int, timeout: float) -> Timing:
         request = pb.ExecuteRequest(binding_id=binding_id)
-        timing = self._call(self._stub.Execute, request, timeout).timing
+        timing = self._call(lambda stub: stub.Execute, request, timeout).timing
         return Timing(timing.queue_ns, timing.execute_ns, timing.copied_bytes)
 
     def infer(self, request: pb.InferRequest, timeout: float) -> pb.InferResponse:
-        return self._call(self._stub.Infer, request, timeout)
+        return self._call(lambda stub: stub.Infer, request, timeout)
 
     def list_sessions(self, timeout: float) -> pb.ListSessionsResponse:
-        return self._call(self._stub.ListSessions, pb.ListSessionsRequest(), timeout)
+        return self._call(lambda stub: stub.ListSessions, pb.ListSessionsRequest(), timeout)
 
     def statistics(self, timeout: float) -> pb.GetStatisticsResponse:
-        return self._call(self._stub.GetStatistics, pb.GetStatisticsRequest(), timeout)
+        return self._call(lambda stub: stub.GetStatistics, pb.GetStatisticsRequest(), timeout)
 
     def park_bindings(self, model: str, timeout: float) -> pb.ParkBindingsResponse:
         """Those of one model, by name or hash prefix; of all, when that is empty."""
-        return self._call(self._stub.ParkBindings, pb.ParkBindingsRequest(model=model), timeout)
+        return self._call(
+            lambda stub: stub.ParkBindings, pb.ParkBindingsRequest(model=model), timeout
+        )
 
     def reset_backend(self, timeout: float) -> pb.ResetBackendResponse:
-        return self._call(self._stub.ResetBackend, pb.ResetBackendRequest(), timeout)
+        return self._call(lambda stub: stub.ResetBackend, pb.ResetBackendRequest(), timeout)
 
     def stop_server(self, timeout: float) -> None:
-        self._call(self._stub.StopServer, pb.StopServerRequest(), timeout)
+        self._call(lambda stub: stub.StopServer, pb.StopServerRequest(), timeout)
 
     def close(self) -> None:
         """Closes the channel; calls under way fail as SessionClosed."""
         self._closed = True
-        self._channel.close()
+        self._resting.close()
 
-    def channel(self) -> grpc.Channel:
+    def channel(self) -> grpc.Channel | None:
         """The channel, for who must keep it from being touched after a fork."""
-        return self._channel
+        return self._resting.held
 
     def _call(
         self,
-        method: "Callable[..., _Response]",
+        method: "Callable[[ControlServiceStub], Callable[..., _Response]]",
         request: object,
         timeout: float,
     ) -> _Response:
         try:
-            return method(request, timeout=timeout, metadata=self._metadata)
+            with self._resting.stub() as stub:
+                return method(stub)(request, timeout=timeout, metadata=self._metadata)
         except (grpc.RpcError, ValueError) as exc:
             raise self._error(exc) from exc
 

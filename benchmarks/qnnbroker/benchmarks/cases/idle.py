@@ -34,7 +34,7 @@ def run(mode: Mode) -> list[Row]:
             f"{count} clients": [child.pid for child in clients],
             "a process that only waits": [child.pid for child in bare],
         }
-        time.sleep(min(1.0, seconds))  # what follows a run, gRPC's own work for one, is over
+        time.sleep(min(4.0, seconds))  # what follows a run, the end of a channel for one, is over
         before = {what: cpu_ns(pids) for what, pids in parts.items()}
         started = time.monotonic()
         time.sleep(seconds)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC channel of one client: opened by a call, closed when nobody has called for a while.
+
+A channel costs an idle process half a dozen threads that wake up ten times a second. Runs over the
+rings need none, so a client that only runs is without.
+"""
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import grpc
+
+from qnnbroker.protos import paths
+from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
+
+#: Opening costs some 3 ms: long enough that calls which belong together share a channel.
+REST_SECONDS = 1.0
+_RECONNECT_MS = 50
+_MAX_RECONNECT_MS = 1000
+
+
+class RestingChannel:
+    """Lends its stub to calls. Threads: any. Fork: unusable in the child, see `held`.
+
+    Args:
+        grpc_path: of the broker's socket.
+        limit_bytes: of one message; -1 for none.
+        rest_seconds: without a call until the channel is closed; None: REST_SECONDS.
+    """
+
+    def __init__(
+        self, grpc_path: str, limit_bytes: int, *, rest_seconds: float | None = None
+    ) -> None:
+        self._target = paths.grpc_target(grpc_path)
+        self._limit_bytes = limit_bytes
+        self._rest_seconds = REST_SECONDS if rest_seconds is None else rest_seconds
+        self._changed = threading.Condition()
+        self._channel: grpc.Channel | None = None
+        self._stub: ControlServiceStub | None = None
+        self._calls = 0
+        self._last_call = 0.0
+        self._watched = False
+        self._closed = False
+
+    @property
+    def held(self) -> grpc.Channel | None:
+        """The channel, if there is one; without a lock, for the child of a fork, where gRPC must
+        not even free it."""
+        return self._channel
+
+    @contextlib.contextmanager
+    def stub(self) -> Iterator[ControlServiceStub]:
+        """The stub, for as long as the block lasts.
+
+        Raises:
+            ValueError: closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise ValueError("the channel is closed")
+            if self._stub is None:
+                self._channel = self._open()
+                self._stub = ControlServiceStub(self._channel)
+            stub = self._stub
+            self._calls += 1
+        try:
+            yield stub
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._last_call = time.monotonic()
+                if not self._calls and not self._watched and not self._closed:
+                    self._watch()
+
+    def _open(self) -> grpc.Channel:
+        return grpc.insecure_channel(
+            self._target,
+            options=[
+                # The minimum stays gRPC's own: it is also how long a connection may take to be
+                # made, and a busy broker needs more than 50 ms for that at times.
+                ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
+                ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
+                ("grpc.max_send_message_length", self._limit_bytes),
+                ("grpc.max_receive_message_length", self._limit_bytes),
+                # Sessions share no connection: one must not inherit the other's backoff.
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+
+    def _watch(self) -> None:
+        """Starts a thread that closes the channel in time, and ends with that."""
+        thread = threading.Thread(
+            target=_close_when_resting,
+            args=(weakref.ref(self), self._changed),
+            name="qnnbroker-channel",
+            daemon=True,
+        )
+        # Without a thread to be had the channel just stays.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._watched = True
+
+    def _rest(self) -> tuple[float, grpc.Channel | None]:
+        """Seconds until it is time, the lock held; or 0 and the channel to close."""
+        left = self._last_call + self._rest_seconds - time.monotonic()
+        if self._calls or (left > 0 and not self._closed):
+            return max(left, self._rest_seconds / 10), None
+        channel, self._channel, self._stub = self._channel, None, None
+        self._watched = False
+        return 0.0, channel
+
+    def close(self) -> None:
+        """Closes; calls under way fail as cancelled. Idempotent."""
+        with self._changed:
+            self._closed = True
+            channel, self._channel, self._stub = self._channel, None, None
+            self._changed.notify_all()
+        if channel is not None:
+            channel.close()
+
+
+def _close_when_resting(ref: "weakref.ref[RestingChannel]", changed: threading.Condition) -> None:
+    """Keeps nothing alive while it waits."""
+    while True:
+        with changed:
+            resting = ref()
+            if resting is None:
+                return
+            left, channel = resting._rest()
+            resting = None
+            if left:
+                changed.wait(left)
+                continue
+        if channel is not None:
+            channel.close()
+        return
