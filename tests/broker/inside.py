@@ -72,7 +72,8 @@ async def bound(service: BrokerService, session: Session, path: Path) -> int:
     model = await loaded(service, session, path)
     buffer = await session.buffers.allocate(4096)
     inputs, outputs = AdderPlaces(buffer.buffer_id).places()
-    return session.bindings.create(model.graphs[0], inputs, outputs, session.buffers).binding_id
+    binding = await session.bindings.create(model.graphs[0], inputs, outputs, session.buffers)
+    return binding.binding_id
 
 
 async def until(condition: Callable[[], object], what: str) -> None:

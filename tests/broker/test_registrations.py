@@ -71,9 +71,9 @@ def test_a_context_that_goes_first_takes_its_registrations_along(
     context.close()
     assert backend.memory.live == 3
     for given in (first, second, first):  # in any order, and twice
-        graph.release_memory(given)
+        graph.drop_memory(graph.let_go_memory(given))
     context.close()
-    other.graphs["add"].release_memory(kept)
+    other.memory.release(kept)
     other.close()
     assert (backend.memory.live, backend.memory.lost_total) == (0, 0)
 
@@ -107,7 +107,7 @@ def test_without_memory_to_ask_with_a_context_is_there_and_is_asked_later(
     probe.error = None
     given = lease(context, region, "require")
     assert given.complete
-    context.graphs["add"].release_memory(given)
+    context.memory.release(given)
     context.close()
 
 

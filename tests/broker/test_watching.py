@@ -173,7 +173,7 @@ def test_a_context_whose_file_cannot_be_copied_fails_and_nobody_else(
             buffer = await session.buffers.allocate(4096)
             inputs, outputs = AdderPlaces(buffer.buffer_id).places()
             with pytest.raises(LeaseRevoked, match="could not be copied"):
-                session.bindings.create(model.graphs[0], inputs, outputs, session.buffers)
+                await session.bindings.create(model.graphs[0], inputs, outputs, session.buffers)
             await service.execute(session, beside, None)
             (info,) = (i for i in service.context_infos() if i.state == "lost")
             assert "could not be copied" in info.state_detail

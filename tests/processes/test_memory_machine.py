@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from tests.broker_process import BrokerProcess, all_stopped, spawn_broker
 from tests.fake_models import adder, model_maker, numbers
+from tests.waiting import wait_until
 
 from qnnbroker.client import Binding, Buffer, Model, Session, connect
 from qnnbroker.native.fake import fake_qnn_dir, read_record
@@ -141,9 +142,12 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_counted_is_what_there_is(self) -> None:
-        counters = self.broker.counters()
-        assert counters["registrations"] == counters["native_registrations"]
-        assert counters["native_rpcmem"] >= 0
+        def agrees() -> bool:  # once what is being given back is
+            counters = self.broker.counters()
+            assert counters["native_rpcmem"] >= 0
+            return counters["registrations"] == counters["native_registrations"]
+
+        wait_until(agrees, "as many registrations here as in the library")
 
     def teardown(self) -> None:
         for client in self.clients:

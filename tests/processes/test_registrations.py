@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.broker_process import BrokerProcess, all_stopped, spawn_broker
 from tests.fake_models import MakeModel, adder, mixed, model_maker, numbers, quantised
+from tests.waiting import wait_until
 
 from qnnbroker.client import Binding, InvalidRequest, LimitExceeded, Session, Unsupported, connect
 from qnnbroker.native.fake import FakeGraph, FakeTensor, read_record
@@ -62,9 +63,17 @@ def session(device_broker: BrokerProcess) -> Iterator[Session]:
 
 
 def live(broker: BrokerProcess) -> int:
-    counters = broker.counters()
-    assert counters["registrations"] == counters["native_registrations"]
+    counters = wait_until(
+        lambda: counters_that_agree(broker), "as many registrations as the library has"
+    )
+    assert counters is not None
     return counters["registrations"]
+
+
+def counters_that_agree(broker: BrokerProcess) -> dict[str, int] | None:
+    counters = broker.counters()
+    agree = counters["registrations"] == counters["native_registrations"]
+    return counters if agree else None
 
 
 def test_a_binding_says_how_it_works_and_runs(

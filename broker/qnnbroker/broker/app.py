@@ -241,8 +241,12 @@ class Broker:
 
     async def _wait_idle(self, service: BrokerService) -> None:
         """Until the executor has told of every session and binding that is gone."""
-        while service.executor.held:
-            await service.executor.wait_event()
+        registrar = service.contexts.registrar
+        while service.executor.held or registrar.busy:
+            if registrar.busy:
+                await registrar.wait_idle()
+            else:
+                await service.executor.wait_event()
 
 
 def raise_fd_limit() -> None:

@@ -5,20 +5,24 @@ The QNN library checks neither sizes nor overlap (it would write past the end), 
 past `check_regions` is executed as it is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qnnbroker.native.executor import BAND_NORMAL, ExecutorSession
-from qnnbroker.protos.errors import InvalidRequest, LimitExceeded
+from qnnbroker.protos.errors import InvalidRequest, LimitExceeded, NotFound
 from qnnbroker.protos.tensors import TensorSpec
 
-from .backends.base import Span
+from .backends.base import BackendGraph, Span
 from .bound import BoundGraph
 from .buffers import BufferTable, SharedBuffer
 from .config import BrokerConfig
 from .executor import LoopExecutor
+from .gating import check_usable
 from .ids import IdTable
 from .models import GraphView
+from .registrar import Registrar
+from .registrations import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +161,14 @@ class BindingTable:
         self._executor = executor
         self._session = session
         self._ids: IdTable[Binding] = IdTable("binding", "BINDING_UNKNOWN")
+        self._making = 0
+        self._closed = False
         self._ending: dict[int, BoundGraph] = {}
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def create(
+    async def create(
         self,
         graph: GraphView,
         inputs: Iterable[tuple[str, RegionRef]],
@@ -171,38 +177,119 @@ class BindingTable:
         band: int = BAND_NORMAL,
         zero_copy: str = "",
     ) -> Binding:
-        """Checks everything, then builds the native tensor arrays once.
+        """Checks everything, registers the memory, then builds the native tensor arrays once.
+
+        Does not suspend when the library need not be called. A caller that gives up leaves the
+        binding, to be released with the session.
 
         Raises:
             InvalidRequest, NotFound, LeaseRevoked: see check_regions and check_overlap.
+            NotFound: reason SESSION_UNKNOWN; the session has ended meanwhile.
             LimitExceeded: reason BINDINGS.
             Unsupported: reason BACKEND_LACKS; memory has to be registered and cannot be.
         """
-        if len(self._ids) >= self._config.max_bindings:
+        if len(self._ids) + self._making >= self._config.max_bindings:
             raise LimitExceeded(
-                f"the session holds {len(self._ids)} bindings, its limit", reason="BINDINGS"
+                f"the session holds {len(self._ids) + self._making} bindings, its limit",
+                reason="BINDINGS",
             )
+        check_usable(graph.context)
         ins = check_regions("input", graph.inputs, inputs, buffers)
         outs = check_regions("output", graph.outputs, outputs, buffers)
         check_overlap(ins, outs)
         held = {r.buffer for r in (*ins, *outs)}
+        zero_copy = zero_copy or self._config.zero_copy
+        spans = [r.span for r in (*ins, *outs)]
 
         def gone() -> None:
             for buffer in held:
                 buffer.let_go()
 
-        bound = BoundGraph(
-            self._executor,
-            self._session,
-            graph,
-            [r.span for r in ins],
-            [r.span for r in outs],
-            band=band,
-            zero_copy=zero_copy or self._config.zero_copy,
-            when_gone=gone,
-        )
+        def bind(lease: Lease) -> BoundGraph:
+            bound = BoundGraph(
+                self._executor,
+                self._session,
+                graph,
+                spans[: len(ins)],
+                spans[len(ins) :],
+                band=band,
+                zero_copy=zero_copy,
+                lease=lease,
+                when_gone=gone,
+            )
+            for buffer in held:
+                buffer.users += 1
+            return bound
+
+        lease = graph.native.lease_memory_now(spans, zero_copy)
+        if lease is not None:
+            try:
+                bound = bind(lease)
+            except BaseException:
+                graph.native.let_go_memory(lease)  # others use all of it: nothing is to be dropped
+                raise
+            return self._publish(bound)
+        # From now on nothing that it needs goes, until it has ended.
+        self._making += 1
+        graph.context.waiters += 1
         for buffer in held:
             buffer.users += 1
+
+        def ended(task: "asyncio.Task[Binding]") -> None:
+            gone()
+            self._making -= 1
+            graph.context.waiters -= 1
+            graph.context.touch()
+            if not task.cancelled():
+                task.exception()  # is for who waits, if anybody does
+
+        making = self._register(graph, spans, zero_copy, bind)
+        task = graph.context.store.registrar.start(making)
+        task.add_done_callback(ended)
+        return await asyncio.shield(task)
+
+    async def _register(
+        self,
+        graph: GraphView,
+        spans: Sequence[Span],
+        zero_copy: str,
+        bind: Callable[[Lease], BoundGraph],
+    ) -> Binding:
+        """Binds once the memory is registered; a reset waits for that."""
+        context, store = graph.context, graph.context.store
+        what = f"memory of graph {graph.name!r} of context {context.context_id} is being registered"
+        async with store.gate.creating(what):
+            check_usable(context)
+            context.making += 1
+            native = graph.native  # a reset that we met may have made it anew
+            try:
+                return await self._register_now(store.registrar, native, spans, zero_copy, bind)
+            finally:
+                context.making -= 1
+
+    async def _register_now(
+        self,
+        registrar: Registrar,
+        native: BackendGraph,
+        spans: Sequence[Span],
+        zero_copy: str,
+        bind: Callable[[Lease], BoundGraph],
+    ) -> Binding:
+        lease = await registrar.call(lambda: native.lease_memory(spans, zero_copy))
+        try:
+            if self._closed:
+                raise NotFound(
+                    "the session ended while its binding was made", reason="SESSION_UNKNOWN"
+                )
+            bound = bind(lease)
+        except BaseException:
+            unused = native.let_go_memory(lease)
+            await registrar.call(lambda: native.drop_memory(unused))
+            raise
+        return self._publish(bound)
+
+    def _publish(self, bound: BoundGraph) -> Binding:
+        """Gives it its number."""
 
         def make(id: int) -> Binding:
             bound.native.publish(id)
@@ -239,6 +326,7 @@ class BindingTable:
         return iter(self._ids)
 
     def close(self) -> None:
-        """Releases all. Idempotent."""
+        """Releases all, also those that are being made. Idempotent."""
+        self._closed = True
         for binding in list(self._ids):
             self.release(binding.binding_id)

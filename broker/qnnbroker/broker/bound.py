@@ -2,12 +2,14 @@
 """BoundGraph: a graph over checked spans inside the executor; live, parked or going.
 
 Parked, its native part is gone while spans and checks are kept; the next submission takes the slow
-lane: it comes here, the runnable is built anew, and what waited runs.
+lane: it comes here, the runnable is built anew, and what waited runs. What calls the library for
+that, registering memory and taking it back, is work on the registrar's thread; whatever happens
+meanwhile is looked at when the work has ended.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from qnnbroker.native.executor import ExecutorBinding, ExecutorSession
 from qnnbroker.protos.errors import BackendError, BrokerError
@@ -17,7 +19,7 @@ from .backends.base import ClosableRunnable, Span
 from .executor import LoopExecutor
 from .gating import check_usable
 from .models import GraphView
-from .registrations import Lease
+from .registrations import Lease, Registration
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +31,11 @@ class BoundGraph:
 
     Args:
         zero_copy: auto, require or off; see `registrations`.
+        lease: of the memory, once this is made; None makes one, which must not call the library.
 
     Raises:
         InvalidRequest: the backend refused a span.
-        Unsupported: memory has to be registered and cannot be.
+        ValueError: the session is closed.
         LeaseRevoked: the context is lost.
     """
 
@@ -46,30 +49,43 @@ class BoundGraph:
         *,
         band: int,
         zero_copy: str = "off",
+        lease: Lease | None = None,
         when_gone: Callable[[], None] | None = None,
     ) -> None:
         self.graph = graph
         self.session_id = session.session_id
         self._inputs, self._outputs = inputs, outputs
         self._when_gone = when_gone
+        self._registrar = graph.context.store.registrar
         self._held = False
         self.parked_count = 0
         #: Released, and nothing of it is left.
         self.gone = False
+        self._ended = False  # released, and the executor is done with it
         self._told: asyncio.Future[None] | None = None
         self._zero_copy = zero_copy
         self._lease: Lease | None = None
-        self._registered, self._memory_detail = False, ""
         self._runnable: ClosableRunnable | None = None
-        runnable = self._build()
+        self._work: asyncio.Task[None] | None = None
+        check_usable(graph.context)
+        lease = lease or graph.native.lease_memory_now((*inputs, *outputs), zero_copy)
+        assert lease is not None
+        runnable = graph.bind(inputs, outputs, lease)
         try:
             self.native: ExecutorBinding = session.bind(runnable, band=band)
         except BaseException:
-            self._close(runnable)
+            runnable.close()
             raise
-        self._runnable = runnable
+        self._keep(runnable, lease)
         graph.context.bound.add(self)
         executor.watch(self.native, self)
+
+    def _keep(self, runnable: ClosableRunnable, lease: Lease) -> None:
+        self._runnable, self._lease = runnable, lease
+        #: Whether the device gets at every tensor through a handle; parked: did so.
+        self.registered = lease.complete
+        #: Why not, if not.
+        self.memory_detail = lease.detail
 
     def park(self) -> bool:
         """Drops the native part as soon as nothing runs; False when it is parked or going."""
@@ -82,14 +98,18 @@ class BoundGraph:
 
     @property
     def parked(self) -> bool:
-        """Nothing native is left, for now or for good."""
-        return self._runnable is None
+        """Nothing native is left, for now or for good, and nothing is on its way."""
+        return self._runnable is None and self._work is None
+
+    @property
+    def work(self) -> "asyncio.Task[None] | None":
+        """What is under way with its memory."""
+        return self._work
 
     def let_go(self) -> None:
         """May be revived again, and is if somebody waits for that."""
         self._held = False
-        if self._runnable is None and self.native.wanted:
-            self._revive()
+        self._advance()
 
     def release(self) -> None:
         """Refuses further submissions; the rest goes when what runs has ended. Idempotent."""
@@ -103,76 +123,106 @@ class BoundGraph:
         return self.gone
 
     def on_idle(self) -> None:
-        self._drop()
         if self.native.released:
-            context = self.graph.context
-            context.bound.discard(self)
-            context.touch()
+            self._ended = True
+        else:
+            self.parked_count += 1
+        runnable, self._runnable = self._runnable, None
+        lease, self._lease = self._lease, None
+        if runnable is not None and lease is not None:
+            self.native.drop_runnable()
+            self._let_go(runnable, lease)
+        self._advance()
+
+    def on_wanted(self) -> None:
+        self._advance()
+
+    def _let_go(self, runnable: ClosableRunnable | None, lease: Lease) -> None:
+        """The runnable first, since it uses the registrations."""
+        if runnable is not None:
+            runnable.close()
+        if unused := self.graph.native.let_go_memory(lease):
+            self._begin(self._drop(unused))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = self._work = self._registrar.start(work)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: "asyncio.Task[None]") -> None:
+        if (error := task.exception()) is not None:
+            log.error("memory of graph %s: %s", self.graph.name, error, exc_info=error)
+        if self._work is task:  # and did not begin another at its end
+            self._work = None
+            self._advance()
+
+    def _advance(self) -> None:
+        """Does what is to be done now, unless something is under way."""
+        if self._work is not None or self.gone:
+            return
+        if self._ended:
+            self.graph.context.bound.discard(self)
+            self.graph.context.touch()
             self.gone = True
             if self._told is not None and not self._told.done():
                 self._told.set_result(None)
             if self._when_gone is not None:
                 self._when_gone()
-            return
-        self.parked_count += 1
-        if self.native.wanted and not self._held:
-            self._revive()
-
-    def on_wanted(self) -> None:
-        # Asked again: an earlier revival may have answered this already, and one that nobody waits
-        # for would undo the parking.
-        if self._runnable is None and not self._held and self.native.wanted:
+        elif self._wanted:
             self._revive()
 
     @property
-    def registered(self) -> bool:
-        """Whether the device reads and writes every tensor through a handle; parked: did so."""
-        return self._registered
-
-    @property
-    def memory_detail(self) -> str:
-        """Why not, if not."""
-        return self._memory_detail
-
-    def _build(self) -> ClosableRunnable:
-        """Registers the memory and builds the tensor arrays; all or nothing."""
-        check_usable(self.graph.context)
-        native = self.graph.native
-        lease = native.lease_memory((*self._inputs, *self._outputs), self._zero_copy)
-        try:
-            runnable = self.graph.bind(self._inputs, self._outputs, lease)
-        except BaseException:
-            native.release_memory(lease)
-            raise
-        self._lease = lease
-        self._registered, self._memory_detail = lease.complete, lease.detail
-        return runnable
-
-    def _close(self, runnable: ClosableRunnable) -> None:
-        """The reverse: the runnable first, since it uses the registrations."""
-        runnable.close()
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            self.graph.native.release_memory(lease)
-
-    def _drop(self) -> None:
-        runnable, self._runnable = self._runnable, None
-        if runnable is not None:
-            self.native.drop_runnable()
-            self._close(runnable)
+    def _wanted(self) -> bool:
+        """It is to be revived. One that nobody waits for would only undo the parking."""
+        held = self._held or self.native.released
+        return self._runnable is None and not held and self.native.wanted
 
     def _revive(self) -> None:
+        spans = (*self._inputs, *self._outputs)
         try:
-            runnable = self._build()
-        except BrokerError as error:
-            log.warning("graph %s could not be bound again: %s", self.graph.name, error)
-            self.native.fail_waiting(completion_number(error))
+            check_usable(self.graph.context)
+            lease = self.graph.native.lease_memory_now(spans, self._zero_copy)
+        except Exception as error:
+            self._fail(error)
             return
-        except Exception:
-            log.exception("graph %s could not be bound again", self.graph.name)
-            self.native.fail_waiting(completion_number(BackendError("", reason="INTERNAL")))
+        if lease is None:
+            self._begin(self._register(spans))
+        else:
+            self._go_on(lease)
+
+    async def _register(self, spans: Sequence[Span]) -> None:
+        native = self.graph.native
+        try:
+            lease = await self._registrar.call(lambda: native.lease_memory(spans, self._zero_copy))
+        except Exception as error:
+            self._fail(error)
+            return
+        if self._wanted:
+            self._go_on(lease)
+        else:  # held, released or given up meanwhile
+            await self._drop(native.let_go_memory(lease))
+
+    async def _drop(self, unused: Sequence[Registration]) -> None:
+        native = self.graph.native
+        await self._registrar.call(lambda: native.drop_memory(unused))
+
+    def _go_on(self, lease: Lease) -> None:
+        """With registered memory: the runnable is built, and what waited runs."""
+        try:
+            runnable = self.graph.bind(self._inputs, self._outputs, lease)
+        except Exception as error:
+            self._fail(error)
+            self._let_go(None, lease)
             return
         if self.native.revive(runnable):
-            self._runnable = runnable
+            self._keep(runnable, lease)
         else:  # released meanwhile
-            self._close(runnable)
+            self._let_go(runnable, lease)
+
+    def _fail(self, error: Exception) -> None:
+        """Whoever waits is told."""
+        if isinstance(error, BrokerError):
+            log.warning("graph %s could not be bound again: %s", self.graph.name, error)
+        else:
+            log.error("graph %s could not be bound again", self.graph.name, exc_info=error)
+            error = BackendError("", reason="INTERNAL")
+        self.native.fail_waiting(completion_number(error))

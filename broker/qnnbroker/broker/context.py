@@ -64,6 +64,8 @@ class Context:
     leases: int = 0
     #: Bindings over its graphs, live and parked.
     bound: "set[BoundGraph]" = field(default_factory=set)
+    #: Bindings whose memory is being registered.
+    making: int = 0
     load_seconds: float = 0.0
     unwanted: threading.Event = field(default_factory=threading.Event)
 

@@ -25,6 +25,7 @@ from .creating import Creator
 from .gating import Gate, check_usable
 from .history import History
 from .ids import IdTable
+from .registrar import Registrar
 from .steady import SteadyFile
 from .verifying import Verifier
 from .watching import BinaryWatch
@@ -55,6 +56,7 @@ class ContextStore:
         self.verifier = verifier
         self.creator = creator
         self.gate = Gate()
+        self.registrar = Registrar()
         self._watch = BinaryWatch(self._lose)
         self.history = History()
         self._ids: IdTable[Context] = IdTable("context", "CONTEXT_UNKNOWN")
@@ -255,7 +257,7 @@ class ContextStore:
         bound = list(context.bound)
         for one in bound:
             one.hold()
-        while not all(one.parked for one in bound):
+        while context.making or not all(one.parked for one in bound):
             await asyncio.sleep(_PARKED_SECONDS)
         try:
             await self.on_thread(native.close)
@@ -314,4 +316,5 @@ class ContextStore:
             context.bound.clear()
             context.touch()
         await self.gate.wait_closed()
+        self.registrar.close()
         await asyncio.get_running_loop().run_in_executor(None, self._watch.close)

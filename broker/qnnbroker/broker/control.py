@@ -183,7 +183,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         session = self._own_session(context, "CreateBinding")
         self._service.check_running()
         graph = self._service.models.graph(request.graph_id, session.session_id)
-        binding = session.bindings.create(
+        binding = await session.bindings.create(
             graph,
             regions(request.inputs),
             regions(request.outputs),

@@ -11,6 +11,7 @@ by address and counts that, `require` refuses the binding, `off` does not try.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -59,6 +60,8 @@ class MemoryStatistics:
     lost_total: int = 0
     raw_bindings_total: int = 0
     probes_total: int = 0
+    #: Held for moments only, never while the library is called.
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,10 @@ def is_refusal(code: int) -> bool:
 
 
 class ContextMemory:
-    """The registrations of one native context. Belongs to the event loop's thread.
+    """The registrations of one native context.
+
+    Threads: `lease_now` and `let_go` never call the library, and may come from any. What does call
+    it (`support`, `lease`, `drop`, `release`) comes from one thread at a time, as from a Registrar.
 
     Args:
         port: the context.
@@ -154,6 +160,7 @@ class ContextMemory:
         self._port = port
         self._statistics = statistics
         self._probe_region = probe_region
+        self._lock = statistics.lock
         self._table: dict[Place, Registration] = {}
         self._support: Support | None = None
 
@@ -192,6 +199,19 @@ class ContextMemory:
             return error.code
         return 0
 
+    def lease_now(self, tensors: Sequence[Tensor], zero_copy: str) -> Lease | None:
+        """As `lease`, where that takes no call of the library; None where it does."""
+        if zero_copy != "off" and self._support is None:
+            return None
+        kinds = self._support.kinds if self._support else []
+        with self._lock:
+            if zero_copy != "off":
+                for tensor in tensors:
+                    place = place_of(tensor, kinds)
+                    if isinstance(place, Place) and place not in self._table:
+                        return None
+            return self.lease(tensors, zero_copy)
+
     def lease(self, tensors: Sequence[Tensor], zero_copy: str) -> Lease:
         """Registers what is to be registered for one binding; give it back with `release`.
 
@@ -214,7 +234,8 @@ class ContextMemory:
                 raise Unsupported(
                     f"zero_copy is required, but memory cannot be registered: {lease.detail}"
                 )
-            self._statistics.raw_bindings_total += 1
+            with self._lock:
+                self._statistics.raw_bindings_total += 1
             log.debug("a binding works by address: %s", lease.detail)
         return lease
 
@@ -226,66 +247,82 @@ class ContextMemory:
             return
         refused = []
         for i, tensor in enumerate(tensors):
-            region, offset, _ = tensor.span
-            if not isinstance(region, Region):
-                refused.append(f"{tensor.name!r} is not in a shared buffer")
-            elif CUSTOM not in kinds and offset:
-                refused.append(f"{tensor.name!r} lies inside a buffer, the device takes whole ones")
+            place = place_of(tensor, kinds)
+            if isinstance(place, str):
+                refused.append(place)
+                continue
+            found = self._acquire(place)
+            if isinstance(found, Registration):
+                lease.registrations[i] = found
             else:
-                kind = CUSTOM if CUSTOM in kinds else ION
-                place = Place(region, offset, tensor.dtype, tensor.shape, kind)
-                found = self._acquire(place)
-                if isinstance(found, Registration):
-                    lease.registrations[i] = found
-                else:
-                    refused.append(f"{tensor.name!r}: {found}")
+                refused.append(f"{tensor.name!r}: {found}")
         lease.detail = "; ".join(refused)
 
     def _acquire(self, place: Place) -> Registration | QnnError:
         """A registration, or why the library does not take this memory."""
-        found = self._table.get(place)
-        if found is not None:
-            self._statistics.hits_total += 1
-        else:
-            try:
-                native = self._port.register(
-                    place.region, place.offset, place.dtype, place.shape, place.kind
-                )
-            except QnnError as error:
-                if not is_refusal(error.code):
-                    raise self._port.translate(error, "registering memory") from error
+        with self._lock:
+            found = self._table.get(place)
+            if found is not None:
+                self._statistics.hits_total += 1
+                found.users += 1
+                return found
+        try:
+            native = self._port.register(
+                place.region, place.offset, place.dtype, place.shape, place.kind
+            )
+        except QnnError as error:
+            if not is_refusal(error.code):
+                raise self._port.translate(error, "registering memory") from error
+            with self._lock:
                 self._statistics.refused_total += 1
-                return error
-            found = self._table[place] = Registration(place, native)
+            return error
+        with self._lock:
+            found = self._table[place] = Registration(place, native, users=1)
             self._statistics.made_total += 1
             self._statistics.live += 1
-        found.users += 1
         return found
 
-    def release(self, lease: Lease) -> None:
-        """Gives a lease back; what nobody else uses is deregistered. Idempotent.
+    def let_go(self, lease: Lease) -> list[Registration]:
+        """Gives a lease back. Idempotent.
 
         No execute may use it any more: runnables over it are closed first.
-        """
-        for i, registration in enumerate(lease.registrations):
-            lease.registrations[i] = None
-            if registration is None:
-                continue
-            registration.users -= 1
-            if not registration.users:
-                self._drop(registration)
 
-    def _drop(self, registration: Registration) -> None:
-        if self._table.get(registration.place) is not registration:
-            return
+        Returns:
+            What nobody uses now, for `drop`.
+        """
+        unused = []
+        with self._lock:
+            for i, registration in enumerate(lease.registrations):
+                lease.registrations[i] = None
+                if registration is None:
+                    continue
+                registration.users -= 1
+                place = registration.place
+                if not registration.users and self._table.get(place) is registration:
+                    del self._table[place]
+                    unused.append(registration)
+        return unused
+
+    def drop(self, unused: Sequence[Registration]) -> None:
+        """Deregisters what `let_go` has given."""
+        for registration in unused:
+            self._deregister(registration)
+
+    def release(self, lease: Lease) -> None:
+        """`let_go` and `drop`."""
+        self.drop(self.let_go(lease))
+
+    def _deregister(self, registration: Registration) -> None:
+        lost = False
         try:
             registration.native.close()
         except QnnError as error:
             # After a restart of the NPU the library has let go of it before us.
-            self._statistics.lost_total += 1
+            lost = True
             log.info("a registration was gone already: %s", error)
-        del self._table[registration.place]  # not when it is in use: then it is still there
-        self._statistics.live -= 1
+        with self._lock:
+            self._statistics.lost_total += lost
+            self._statistics.live -= 1
 
     def close(self) -> None:
         """Deregisters what is left: the context goes first. Idempotent.
@@ -293,8 +330,22 @@ class ContextMemory:
         Raises:
             BufferError: a runnable still uses some of it.
         """
-        for registration in list(self._table.values()):
-            self._drop(registration)
+        for place, registration in list(self._table.items()):
+            self._deregister(registration)
+            del self._table[place]  # not when it is in use: then it is still there
+
+
+def place_of(tensor: Tensor, kinds: Sequence[str]) -> Place | str:
+    """Where a tensor would be registered with a context that takes these kinds, or why not."""
+    region, offset, _ = tensor.span
+    if not kinds:
+        return "memory is not registered here"
+    if not isinstance(region, Region):
+        return f"{tensor.name!r} is not in a shared buffer"
+    if CUSTOM not in kinds and offset:
+        return f"{tensor.name!r} lies inside a buffer, the device takes whole ones"
+    kind = CUSTOM if CUSTOM in kinds else ION
+    return Place(region, offset, tensor.dtype, tensor.shape, kind)
 
 
 #: QNN's number of the data type that is asked with.

@@ -97,12 +97,11 @@ class BackendReset:
 
     async def _work(self) -> pb.ResetBackendResponse:
         service, store = self._service, self._service.contexts
-        held = [b for c in store.all() for b in list(c.bound)]
+        held: list[BoundGraph] = []
         kept: list[Context] = []
         store.gate.shut()
         try:
-            parked = sum(b.hold() for b in held)
-            await self._wait_quiet(held)
+            parked = await self._wait_quiet(held)
             # Since the last await: nothing runs, is created or is freed. Nor will it be.
             kept = [c for c in store.all() if c.native is not None or c.lost is not None]
             for context in kept:
@@ -131,28 +130,42 @@ class BackendReset:
                 context.touch()
             service.power.start()
 
-    async def _wait_quiet(self, held: list[BoundGraph]) -> None:
-        """Until nothing runs, is created or freed.
+    async def _wait_quiet(self, held: list[BoundGraph]) -> int:
+        """Holds all bindings, and waits until nothing runs, is created or freed.
+
+        Args:
+            held: gets the bindings.
+
+        Returns:
+            How many were parked for it.
 
         Raises:
             DeadlineExpired: it takes too long; names what runs.
         """
         service, gate = self._service, self._service.contexts.gate
         limit = service.config.reset_timeout_seconds
+        parked = 0
         self._enter("waiting for what runs")
         try:
             async with asyncio.timeout(limit):
                 while True:
+                    # Once more each time: some were being made.
+                    new = [b for c in service.contexts.all() for b in c.bound - set(held)]
+                    parked += sum(b.hold() for b in new)
+                    held += new
                     if gate.under_way():
                         await gate.wait_quiet()
+                    elif work := [b.work for b in held if b.work is not None]:
+                        await asyncio.wait(work)
                     elif any(not b.parked for b in held):
                         await service.executor.wait_event()
                     else:
-                        return
+                        return parked
         except TimeoutError:
             runs = [
-                f"graph {b.graph.name!r} of context {b.graph.context.context_id} executes for "
-                f"session {b.session_id}"
+                f"graph {b.graph.name!r} of context {b.graph.context.context_id} "
+                f"{'executes' if b.work is None else 'has its memory changed'} "
+                f"for session {b.session_id}"
                 for b in held
                 if not b.parked
             ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract that every backend keeps; one test suite runs on all of them.
 
-Calls that may take long (create_context, close) block without the GIL and are made on a thread of
-their own; `bind` is quick and made on the event loop.
+Calls that may take long (create_context, close, lease_memory, drop_memory) block without the GIL
+and are made on a thread of their own; `bind` is quick and made on the event loop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer as Buffer
 
     from ..power import PowerPort
-    from ..registrations import Lease, MemoryStatistics
+    from ..registrations import Lease, MemoryStatistics, Registration
 else:  # collections.abc has it from Python 3.12 on
     Buffer = object
 
@@ -67,8 +67,18 @@ class BackendGraph(Protocol):
             BrokerError: the library failed.
         """
 
-    def release_memory(self, lease: "Lease") -> None:
-        """Gives it back, once no runnable uses it. Idempotent."""
+    def lease_memory_now(self, spans: Sequence[Span], zero_copy: str) -> "Lease | None":
+        """The same where the library need not be called for it; else None.
+
+        Raises:
+            Unsupported: as `lease_memory`.
+        """
+
+    def let_go_memory(self, lease: "Lease") -> "list[Registration]":
+        """Gives it back, once no runnable uses it; what is to be deregistered now. Idempotent."""
+
+    def drop_memory(self, unused: "Sequence[Registration]") -> None:
+        """Deregisters it: blocks."""
 
     def bind(
         self, inputs: Sequence[Span], outputs: Sequence[Span], lease: "Lease | None" = None

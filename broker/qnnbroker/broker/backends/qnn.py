@@ -28,7 +28,7 @@ from qnnbroker.protos.errors import (
 )
 from qnnbroker.v1 import control_pb2
 
-from ..registrations import ContextMemory, Lease, MemoryStatistics, Tensor
+from ..registrations import ContextMemory, Lease, MemoryStatistics, Registration, Tensor
 from .base import BinarySpec, Buffer, ClosableRunnable, GraphSpec, Span
 from .probing import Asking, probe_backend, probe_context, replaced
 from .qnn_errors import error_of_code as error_of_code
@@ -64,16 +64,24 @@ class QnnGraphAdapter:
         self.spec = spec
         self.copied_bytes = 0
 
-    def lease_memory(self, spans: Sequence[Span], zero_copy: str) -> Lease:
+    def _tensors(self, spans: Sequence[Span]) -> list[Tensor]:
         infos = (*self.native.inputs, *self.native.outputs)
-        tensors = [
+        return [
             Tensor(info.name, info.dtype, info.shape, span)
             for info, span in zip(infos, spans, strict=True)
         ]
-        return self._memory.lease(tensors, zero_copy)
 
-    def release_memory(self, lease: Lease) -> None:
-        self._memory.release(lease)
+    def lease_memory(self, spans: Sequence[Span], zero_copy: str) -> Lease:
+        return self._memory.lease(self._tensors(spans), zero_copy)
+
+    def lease_memory_now(self, spans: Sequence[Span], zero_copy: str) -> Lease | None:
+        return self._memory.lease_now(self._tensors(spans), zero_copy)
+
+    def let_go_memory(self, lease: Lease) -> list[Registration]:
+        return self._memory.let_go(lease)
+
+    def drop_memory(self, unused: Sequence[Registration]) -> None:
+        self._memory.drop(unused)
 
     def bind(
         self, inputs: Sequence[Span], outputs: Sequence[Span], lease: Lease | None = None
