@@ -39,6 +39,7 @@ test: install
 # Ten million messages through the rings, under sanitizers too, and a minute of mixed clients.
 stress: install
 	QNNBROKER_STRESS=1 $(PY) -m pytest tests/native/test_ring_stress.py \
+	  tests/native/test_executor_stress.py \
 	  tests/native/test_ring_machine.py tests/processes/test_hot_path.py
 
 # Clients come and go, some are killed; the memory is drawn in build/soak/pss.png.

@@ -4,14 +4,13 @@
 Together 0.7 million messages, and 10 million in the full mode (`make stress`).
 """
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.native.c_program import compiled, said
 from tests.stress import FULL, scaled
 
-CSRC = Path(__file__).parents[2] / "native/qnnbroker/native/csrc"
 SOURCES = ["qb_client.c", "qb_doorbell.c", "qb_counters.c"]
 
 pytestmark = [pytest.mark.slow] if FULL else []
@@ -23,36 +22,12 @@ Build = Callable[[str], Path]
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Compiles the program with a sanitizer, or "" for none; once."""
     folder = tmp_path_factory.mktemp("ring_stress")
-
-    def make(sanitizer: str) -> Path:
-        program = folder / f"stress_{sanitizer}"
-        if program.exists():
-            return program
-        options = [f"-fsanitize={sanitizer}", "-O1"] if sanitizer else ["-O2"]
-        here = Path(__file__).parent
-        done = subprocess.run(
-            # GCC says that ThreadSanitizer does not know fences: no report depends on them.
-            ["gcc", "-std=gnu11", "-g", *options, "-Wall", "-Wextra", "-Werror", "-Wno-tsan"]
-            + ["-Wno-unused-parameter", f"-I{CSRC}", "-o", str(program)]
-            + [str(here / "ring_stress.c"), *(str(CSRC / s) for s in SOURCES), "-lpthread"],
-            capture_output=True,
-            text=True,
-        )
-        if sanitizer and "cannot find" in done.stderr:
-            pytest.skip(f"this compiler has no {sanitizer} sanitizer")
-        assert done.returncode == 0, done.stderr
-        return program
-
-    return make
+    return lambda sanitizer: compiled(folder, "ring_stress", SOURCES, sanitizer)
 
 
 def run(program: Path, mode: str, messages: int, *numbers: int) -> None:
     count = messages * scaled(1, 14)
-    command = [str(program), mode, str(count), *map(str, numbers), "1"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"ok {count} messages" in done.stdout
-    assert done.stderr == ""
+    assert f"ok {count} messages" in said(program, mode, count, *numbers, 1)
 
 
 #: mode, messages, client threads, in flight at most, the client's spin in ns, the broker's spins
