@@ -56,7 +56,16 @@ def test_a_submission_runs_and_tells_its_times(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [(1000, 14), (1002, 6), (1010, 6), (1008, 17), (1100, QNN), (6031, QNN), (6001, QNN)],
+    [
+        (1000, 14),
+        (1002, 6),
+        (1010, 6),
+        (1008, 17),
+        (1007, 11),
+        (1100, QNN),
+        (6031, QNN),
+        (6001, 11),
+    ],
 )
 def test_a_qnn_code_becomes_a_status_and_travels_along(
     stage: Stage, code: int, status: int

@@ -96,16 +96,23 @@ def test_after_a_restart_of_the_npu_a_reset_makes_everything_work_again(
         binding = session.load(make_model()).graph.bind()
         binding.inputs["a"][:], binding.inputs["b"][:] = 1, 2
         binding.run()
+        other = session.models[0].graph.bind()
         broker.set_faults("fail=graphExecute:1:1007", mem_register=True)
-        with pytest.raises(NpuRestarted):
-            binding.run()
+        for one in (binding, binding, other):  # the first, and all who come later
+            with pytest.raises(NpuRestarted, match="until the backend is reset.*qnnbroker reset"):
+                one.run()
+        with session.alloc(8192) as buffer, pytest.raises(NpuRestarted, match="qnnbroker reset"):
+            session.models[0].graph.bind({"a": buffer})
+        with pytest.raises(NpuRestarted, match="qnnbroker reset"):
+            session.load(make_model("new", adder("new")))
         broker.set_faults(mem_register=True)
+        other.close()
         reset(broker)
         binding.run()
         assert (binding.outputs["y"] == 3).all()
         counters = broker.counters()
         assert counters["registrations"] == counters["native_registrations"] == 3
-        assert counters["registrations_lost_total"] == 3
+        assert counters["registrations_lost_total"] == 6
     broker.wait_counters(registrations=0, native_registrations=0, contexts=0)
 
 

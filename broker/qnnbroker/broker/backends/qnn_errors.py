@@ -14,6 +14,7 @@ from qnnbroker.protos.errors import (
     Unsupported,
     VersionMismatch,
 )
+from qnnbroker.protos.status import COMPLETION_NUMBER, completion_advice
 
 #: QNN code -> (exception, reason). Others become BackendError.
 _ERRORS: dict[int, tuple[type[BrokerError], str]] = {
@@ -37,12 +38,18 @@ _ERRORS: dict[int, tuple[type[BrokerError], str]] = {
     30010: (InvalidRequest, "BAD_FILE"),
 }
 
+#: Of handles that we hold: they are invalid only because the NPU restarted.
+_GONE = frozenset({5002, 6001})
+
 
 def translate(error: QnnError, doing: str) -> BrokerError:
     """The exception of ours for a QNN error; `doing` says what was asked."""
     cls, reason = _ERRORS.get(error.code, (BackendError, "QNN_ERROR"))
+    if error.code in _GONE:
+        cls, reason = NpuRestarted, "NPU_RESTARTED"
+    advice = completion_advice(COMPLETION_NUMBER.get((cls, reason), 0))
     return cls(
-        f"{doing}: {error}",
+        f"{doing}: {error}{advice}",
         reason=reason,
         qnn_code=error.code,
         qnn_name=error.name,

@@ -27,7 +27,9 @@ static uint32_t status_of(uint64_t qnn_code) {
     case 1000: return QB_UNSUPPORTED;
     case 1002:
     case 1010: return QB_NPU_MEMORY;
-    case 1007: return QB_NPU_RESTARTED;
+    case 1007:
+    case 5002: /* a handle that we hold is invalid: it went with a restart */
+    case 6001: return QB_NPU_RESTARTED;
     case 1008: return QB_BINARY_VERSION;
     case 1011: return QB_NPU_LOST;
     default: return QB_QNN_ERROR;
