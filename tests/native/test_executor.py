@@ -61,7 +61,7 @@ def test_a_submission_runs_and_tells_its_times(stage: Stage) -> None:
         (1002, 6),
         (1010, 6),
         (1008, 17),
-        (1007, 11),
+        (5002, 11),
         (1100, QNN),
         (6031, QNN),
         (6001, 11),
