@@ -590,7 +590,9 @@ class ContextInfo(_message.Message):
     context_id: _builtins.int
     content_hash: _builtins.str
     state: _builtins.str
-    """"verifying", "loading", "ready"; with `all` also "known" (it was resident) and "failed"."""
+    """"verifying", "loading", "ready", "lost" (its native part is gone; the next reset of the backend may
+    bring it back); with `all` also "known" (it was resident) and "failed".
+    """
     state_detail: _builtins.str
     session_count: _builtins.int
     binding_count: _builtins.int
@@ -602,7 +604,7 @@ class ContextInfo(_message.Message):
     load_seconds: _builtins.float
     holder_count: _builtins.int
     state_reason: _builtins.str
-    """Of a failed one: the reason that programs test."""
+    """Of a failed or lost one: the reason that programs test."""
     state_seconds: _builtins.float
     """Seconds in that state."""
     backend: _builtins.str
