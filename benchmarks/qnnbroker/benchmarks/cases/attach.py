@@ -41,13 +41,13 @@ def run(mode: Mode) -> list[Row]:
     """Times in ms."""
     clients = mode.pick(2, 8, 8)
     small, large = models.small(mode), models.large(mode)
-    rows = _rows(small.label, _measure(small, mode.pick(1, 3, 10), clients))
+    rows = _rows(small.label, _measure(small, mode.pick(1, 2, 10), clients))
     second = f"{small.label}, second client: {TO_RESULT}"
     rows = [
         row.decides("attach_second_ms") if (row.case, row.metric) == (second, "p50") else row
         for row in rows
     ]
-    times = _measure(large, mode.pick(1, 2, 5), clients)
+    times = _measure(large, mode.pick(1, 1, 5), clients)
     return rows + _rows(large.label, times) + [_speedup(large.label, times)]
 
 

@@ -63,7 +63,7 @@ def _stream(asked: list[Child], seconds: float, **arguments: Any) -> list[dict[s
 
 
 def _many(mode: Mode) -> list[Row]:
-    counts = mode.pick((1, 4), (1, 4, 16, 64), (1, 4, 16, 64))
+    counts = mode.pick((1, 4), (1, 64), (1, 4, 16, 64))
     seconds = mode.pick(0.2, 2.0, 8.0)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:

@@ -60,8 +60,8 @@ def run(mode: Mode) -> list[Row]:
     rows = _cold(large, mode.pick(1, 3, 7))
     rows += _resident(large, mode.pick(2, 20, 50))
     rows += _beside(large, mode.pick(0.5, 4.0, 20.0))
-    rows += _cpu(large, mode.pick(1, 3, 10))
-    rows += _mutants(mode.pick(30, 100, 500))
+    rows += _cpu(large, mode.pick(1, 1, 10))
+    rows += _mutants(mode.pick(30, 60, 500))
     return rows + _soak(*mode.pick((2, 4), (20, 120), (100, 1000)))
 
 
