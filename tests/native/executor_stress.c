@@ -88,7 +88,7 @@ static uint64_t execute(qb_runnable *self) {
     b->executed++;
     __atomic_fetch_sub(&g->running, 1, __ATOMIC_SEQ_CST);
     __atomic_fetch_sub(&b->running, 1, __ATOMIC_SEQ_CST);
-    return chance == 63 ? 6001 : 0;
+    return chance == 63 ? 1100 : 0;
 }
 
 static uint64_t set_priority(qb_graph *self, uint32_t priority) {
