@@ -22,6 +22,16 @@ from qnnbroker.native.executor import BAND_HIGH, BAND_LOW, BAND_NORMAL
 from qnnbroker.native.fake import control_loaded
 
 
+def send_to_the_doorbells(rings: RingStage, *names: int) -> None:
+    """One binding of each band executes at once; after that all threads sleep on the doorbells."""
+    hang = Hang()
+    control_loaded("hang=graphExecute:*")
+    tickets = [rings.submit(name) for name in names]
+    hang.wait(len(names))
+    control_loaded("clear", "unhang")
+    assert [rings.status(t) for t in tickets] == [OK] * len(names)
+
+
 def test_a_high_band_that_was_held_back_goes_on_beside_an_endless_low_execute(
     make_stage: MakeStage,
 ) -> None:
@@ -86,13 +96,7 @@ def test_an_execute_that_was_always_short_and_hangs_is_watched_when_all_sleep_on
     _, low = second.bind("short", band=BAND_LOW)
     for _ in range(10):
         assert first.client.run(short) != -1
-    # Three execute at once, so that all threads sleep on the doorbells afterwards.
-    hang = Hang()
-    control_loaded("hang=graphExecute:*")
-    tickets = [second.submit(name) for name in (low, slow, high)]
-    hang.wait(3)
-    control_loaded("clear", "unhang")
-    assert [second.status(t) for t in tickets] == [OK] * 3
+    send_to_the_doorbells(second, low, slow, high)
     # The thread that served the second session, and told it not to ring, takes the first one's.
     long = Hang()
     running = second.submit(slow)
@@ -179,13 +183,7 @@ def test_a_ring_that_was_polled_is_not_forgotten_when_its_band_is_full(
     _, normal = second.bind("add")
     _, high = second.bind("other", band=BAND_HIGH)
     _, low = second.bind("short", band=BAND_LOW)
-    # Three execute at once, so that several threads sleep on the doorbells afterwards.
-    hang = Hang()
-    control_loaded("hang=graphExecute:*")
-    tickets = [second.submit(name) for name in (low, normal, high)]
-    hang.wait(3)
-    control_loaded("clear", "unhang")
-    assert [second.status(t) for t in tickets] == [OK] * 3
+    send_to_the_doorbells(second, low, normal, high)
     long = Hang()
     running = first.submit(slow)
     long.wait()
