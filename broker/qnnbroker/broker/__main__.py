@@ -15,8 +15,12 @@ from qnnbroker.protos.errors import AlreadyExists, BrokerError, InvalidRequest, 
 
 from .app import Broker
 from .config import BrokerConfig
+from .logs import LogWriter
 
 log = logging.getLogger("qnnbroker.broker")
+
+#: How long the end waits for the last lines of the log.
+LOG_SECONDS = 1.0
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -31,11 +35,7 @@ def main(arguments: list[str]) -> int:
     except BrokerError as error:
         print(f"qnnbroker: {error}", file=sys.stderr)
         return EXIT_USAGE
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    logging.basicConfig(level=logging.WARNING, handlers=[LogWriter()])
     logging.getLogger("qnnbroker").setLevel(config.log_level.upper())
     prepare_process()
     try:
@@ -104,9 +104,10 @@ def tell_ready(fd: int) -> None:
 
 
 def leave(code: int) -> None:
-    """Ends the process without the libraries' teardown."""
-    logging.shutdown()
-    sys.stderr.flush()
+    """Ends the process without the libraries' teardown, and though nobody reads our stderr."""
+    writers = [h for h in logging.getLogger().handlers if isinstance(h, LogWriter)]
+    if all([writer.finish(LOG_SECONDS) for writer in writers]):
+        sys.stderr.flush()
     os._exit(code)
 
 

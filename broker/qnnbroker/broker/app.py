@@ -234,7 +234,12 @@ class Broker:
             self._lock = None
 
     def remove_sockets(self) -> None:
-        """Takes our names out of the runtime directory; while we hold its lock only."""
+        """Takes our names out of the runtime directory; while we hold its lock only.
+
+        Somebody may have put another directory in its place, where another broker serves.
+        """
+        if self._lock is None or not self._lock.is_of(self.config.directory / LOCK_FILE):
+            return
         if self.config.attach_fd < 0:
             (self.config.directory / ATTACH_SOCKET).unlink(missing_ok=True)
         (self.config.directory / GRPC_SOCKET).unlink(missing_ok=True)

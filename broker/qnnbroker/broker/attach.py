@@ -38,6 +38,7 @@ from qnnbroker.protos.attach import (
 )
 from qnnbroker.protos.errors import (
     BrokerError,
+    LimitExceeded,
     NotAllowed,
     ProtocolError,
 )
@@ -299,6 +300,13 @@ class Connection:
             os.close(self._pidfd)
             self._pidfd = -1
 
+    def _is_out_of_fds(self) -> bool:
+        try:
+            os.close(os.dup(self._socket.fileno()))
+        except OSError:
+            return True
+        return False
+
     async def receive(self) -> Frame | None:
         """The next frame; None at end-of-file or when the peer has died.
 
@@ -315,6 +323,12 @@ class Connection:
                 await self._ready(self._loop.add_reader, self._loop.remove_reader)
                 continue
             except FrameTruncated as error:
+                if error.data and self._is_out_of_fds():
+                    # Our fault, not the client's.
+                    refused = LimitExceeded(f"the broker has no file descriptor left: {error}")
+                    frame = check_request(unpack(error.data))
+                    await self.send(frame, to_detail(refused).SerializeToString(), error=True)
+                    continue
                 raise ProtocolError(str(error), reason="BAD_FRAME") from error
             except ConnectionResetError:
                 return None

@@ -3,14 +3,16 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
+import resource
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import grpc
 
-from qnnbroker.protos.errors import BrokerError, InvalidRequest, NotAllowed, NotFound
+from qnnbroker.protos.errors import BrokerError, InvalidRequest, LimitExceeded, NotAllowed, NotFound
 from qnnbroker.protos.status import (
     ERROR_METADATA_KEY,
     SESSION_METADATA_KEY,
@@ -47,6 +49,12 @@ def failure(error: Exception, method: str) -> Failure:
     if isinstance(error, BrokerError):
         log.debug("%s: %s: %s", method, type(error).__name__, error)
         told = error
+    elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        log.warning("%s: no file descriptor left", method)
+        told = LimitExceeded(
+            f"{method}: the broker has no file descriptor left, of "
+            f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+        )
     else:
         log.error("%s failed", method, exc_info=error)
         told = BrokerError(f"{method} failed inside the broker; its log says why")

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import overload
 
 from qnnbroker.native.region import Region
-from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound
+from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound, SubmissionCancelled
 
 #: Bytes hashed between two progress reports.
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -273,6 +274,15 @@ class FileBytes:
         return self._window[offset : offset + length]
 
 
+@dataclass
+class _Hashing:
+    """A hash under way, and how many wait for it."""
+
+    task: "asyncio.Task[str]"
+    given_up: threading.Event
+    waiters: int = 0
+
+
 class HashCache:
     """sha256 of files, remembered by identity; equal requests under way are one.
 
@@ -285,7 +295,7 @@ class HashCache:
     def __init__(self, threads: Executor) -> None:
         self._threads = threads
         self._known: dict[FileIdentity, str] = {}
-        self._under_way: dict[FileIdentity, asyncio.Task[str]] = {}
+        self._under_way: dict[FileIdentity, _Hashing] = {}
         self.hashed_bytes = 0
 
     @property
@@ -309,21 +319,38 @@ class HashCache:
         if known := self._known.get(identity):
             progress(file.size_bytes, file.size_bytes)
             return known
-        task = self._under_way.get(identity)
-        if task is None:
-            task = asyncio.create_task(self._hash(file.duplicate(), progress))
-            self._under_way[identity] = task
-            task.add_done_callback(lambda _: self._under_way.pop(identity, None))
-        # One waiter's cancellation is not the others'.
-        return await asyncio.shield(task)
+        hashing = self._under_way.get(identity)
+        if hashing is None:
+            given_up = threading.Event()
+            task = asyncio.create_task(self._hash(file.duplicate(), progress, given_up))
+            hashing = self._under_way[identity] = _Hashing(task, given_up)
+            task.add_done_callback(lambda done: self._ended(identity, done))
+        hashing.waiters += 1
+        try:
+            # One waiter's cancellation is not the others'.
+            return await asyncio.shield(hashing.task)
+        finally:
+            hashing.waiters -= 1
+            if not hashing.waiters and not hashing.task.done():
+                hashing.given_up.set()
+                del self._under_way[identity]  # who comes now begins anew
 
-    async def _hash(self, opened: ModelFile, progress: Progress) -> str:
+    def _ended(self, identity: FileIdentity, task: "asyncio.Task[str]") -> None:
+        if not task.cancelled():
+            task.exception()  # seen: maybe nobody waits for it
+        found = self._under_way.get(identity)
+        if found is not None and found.task is task:
+            del self._under_way[identity]
+
+    async def _hash(self, opened: ModelFile, progress: Progress, given_up: threading.Event) -> str:
         loop = asyncio.get_running_loop()
         settled = time.time_ns() - opened.identity.ctime_ns > SETTLED_NS
 
         def work() -> str:
             digest, told = hashlib.sha256(), 0
             for offset, piece in opened.pieces():
+                if given_up.is_set():
+                    raise SubmissionCancelled("nobody waits for this load any more")
                 digest.update(piece)
                 done = offset + len(piece)
                 if done - told >= CHUNK_BYTES or done == opened.size_bytes:

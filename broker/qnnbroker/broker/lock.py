@@ -32,6 +32,13 @@ class BrokerLock:
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
+    def is_of(self, path: Path) -> bool:
+        """Whether that is still the file that was locked, not another one by its name."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(path, follow_symlinks=False))
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Idempotent."""
         if self._fd >= 0:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qnnbroker.native.region import Region
-from qnnbroker.protos.errors import InvalidRequest, LimitExceeded
+from qnnbroker.protos.errors import InvalidRequest, LimitExceeded, SubmissionCancelled
 
 from .files import CHUNK_BYTES, FileIdentity, HashCache, ModelFile, Progress
 from .leases import FileLease, LeaseRefused, reopen_read_only
@@ -135,8 +135,14 @@ class SteadyFile:
             InvalidRequest: reason BAD_FILE; it shrank meanwhile.
             LimitExceeded: reason MEMORY.
         """
-        size = self.size_bytes
-        fd, digest = os.memfd_create("qnnbroker-binary", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), ""
+        size, digest = self.size_bytes, ""
+        try:
+            fd = os.memfd_create("qnnbroker-binary", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise LimitExceeded(
+                f"no memory file for a copy of {str(self.file.path)!r}: {error.strerror}",
+                reason="MEMORY",
+            ) from error
         try:
             digest = self._copy_to(fd, size, progress)
             if self.file.identity.length >= 0:  # where a range lies was read before
@@ -302,10 +308,21 @@ async def content_hash(
         progress(steady.size_bytes, steady.size_bytes)
         return digest
 
+    given_up = threading.Event()
+
     def tell(done: int, total: int) -> None:
+        if given_up.is_set():
+            raise SubmissionCancelled("nobody waits for this load any more")
         loop.call_soon_threadsafe(progress, done, total)
 
-    digest = await loop.run_in_executor(hashes.threads, steady.copy, tell)
+    copying = loop.run_in_executor(hashes.threads, steady.copy, tell)
+    try:
+        digest = await asyncio.shield(copying)
+    except asyncio.CancelledError:
+        given_up.set()
+        await asyncio.wait([copying])  # it reads a file that whoever called is about to close
+        copying.exception()
+        raise
     if steady.owner_only and time.time_ns() - identity.ctime_ns > QUIET_NS:
         hashes.remember(identity, digest)
     return digest

@@ -25,6 +25,11 @@ Kind = Literal["ok", "refused", "witness", "crashed", "hung", "cannot"]
 #: How long a look at whether the trial is still wanted may be away.
 _LOOK_SECONDS = 0.1
 _MAX_EVENT_BYTES = 1 << 20
+#: What ends a process for reasons that are not in the binary: an operator, a service manager that
+#: stops everything, the kernel when memory runs out.
+FROM_OUTSIDE = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +125,22 @@ def _follow(
         elif "end" in event:
             return Outcome(event["end"], stage, event.get("message", ""), event.get("code", 0))
     if time.monotonic() >= deadline:
+        if _is_stopped(child.pid):
+            return Outcome("cannot", stage, f"somebody stopped the process that tried it ({stage})")
         return Outcome("hung", stage, f"it was not done after {limit_seconds:g} s of {stage}")
     code = child.wait()
     how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    kind: Kind = "cannot" if stage == "starting" else "crashed"
+    kind: Kind = "cannot" if stage == "starting" or -code in FROM_OUTSIDE else "crashed"
     return Outcome(kind, stage, f"the process that tried it {how} while {stage}")
+
+
+def _is_stopped(pid: int) -> bool:
+    """By SIGSTOP or a debugger: it hangs for no fault of its own."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "tT"
+    except OSError:
+        return False
 
 
 def _facts(described: dict[str, Any]) -> Facts:

@@ -5,7 +5,9 @@ A channel costs an idle process half a dozen threads that wake up ten times a se
 rings need none, so a client that only runs is without.
 """
 
+import atexit
 import contextlib
+import sys
 import threading
 import time
 import weakref
@@ -20,6 +22,7 @@ from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
 REST_SECONDS = 1.0
 _RECONNECT_MS = 50
 _MAX_RECONNECT_MS = 1000
+_END_SECONDS = 1.0
 
 
 class RestingChannel:
@@ -42,8 +45,9 @@ class RestingChannel:
         self._stub: ControlServiceStub | None = None
         self._calls = 0
         self._last_call = 0.0
-        self._watched = False
+        self._watcher: threading.Thread | None = None
         self._closed = False
+        _channels.add(self)
 
     @property
     def held(self) -> grpc.Channel | None:
@@ -69,11 +73,14 @@ class RestingChannel:
         try:
             yield stub
         finally:
+            watcher = None
             with self._changed:
                 self._calls -= 1
                 self._last_call = time.monotonic()
-                if not self._calls and not self._watched and not self._closed:
-                    self._watch()
+                if not self._calls and self._watcher is None and not self._closed:
+                    watcher = self._watcher = self._new_watcher()
+            if watcher is not None:
+                self._start(watcher)
 
     def _open(self) -> grpc.Channel:
         return grpc.insecure_channel(
@@ -90,18 +97,21 @@ class RestingChannel:
             ],
         )
 
-    def _watch(self) -> None:
-        """Starts a thread that closes the channel in time, and ends with that."""
-        thread = threading.Thread(
+    def _new_watcher(self) -> threading.Thread:
+        """A thread that closes the channel in time, and ends with that."""
+        return threading.Thread(
             target=_close_when_resting,
             args=(weakref.ref(self), self._changed),
             name="qnnbroker-channel",
             daemon=True,
         )
-        # Without a thread to be had the channel just stays.
-        with contextlib.suppress(RuntimeError):
-            thread.start()
-            self._watched = True
+
+    def _start(self, watcher: threading.Thread) -> None:
+        try:
+            watcher.start()
+        except RuntimeError:  # there is no thread to be had, or Python ends: the channel just stays
+            with self._changed:
+                self._watcher = None
 
     def _rest(self) -> tuple[float, grpc.Channel | None]:
         """Seconds until it is time, the lock held; or 0 and the channel to close."""
@@ -109,17 +119,36 @@ class RestingChannel:
         if self._calls or (left > 0 and not self._closed):
             return max(left, self._rest_seconds / 10), None
         channel, self._channel, self._stub = self._channel, None, None
-        self._watched = False
+        self._watcher = None
         return 0.0, channel
 
     def close(self) -> None:
         """Closes; calls under way fail as cancelled. Idempotent."""
+        if sys.is_finalizing():
+            return  # a daemon thread may have been ended with the lock in its hand
         with self._changed:
             self._closed = True
             channel, self._channel, self._stub = self._channel, None, None
             self._changed.notify_all()
         if channel is not None:
             channel.close()
+
+    def end(self) -> None:
+        """Closes before Python ends, and waits for the thread that watches."""
+        watcher = self._watcher
+        self.close()
+        if watcher is not None and watcher.is_alive():
+            watcher.join(_END_SECONDS)
+
+
+#: Those that exist, for the end of the process: gRPC's threads must not outlive Python's.
+_channels: "weakref.WeakSet[RestingChannel]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for channel in list(_channels):
+        channel.end()
 
 
 def _close_when_resting(ref: "weakref.ref[RestingChannel]", changed: threading.Condition) -> None:

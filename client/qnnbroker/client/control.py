@@ -80,6 +80,8 @@ class Control:
         self, request: pb.LoadModelRequest, timeout: float
     ) -> Generator[pb.LoadModelResponse]:
         """The reports of a load. Closing the iterator early gives up our share of it."""
+        if self._attach is not None and self._attach.is_lost(0.0):
+            raise self._attach.lost()
         try:
             with self._resting.stub() as stub:
                 call = stub.LoadModel(request, timeout=timeout, metadata=self._metadata)
@@ -159,6 +161,8 @@ class Control:
         request: object,
         timeout: float,
     ) -> _Response:
+        if self._attach is not None and self._attach.is_lost(0.0):
+            raise self._attach.lost()  # another broker may answer on that socket now
         try:
             with self._resting.stub() as stub:
                 return method(stub)(request, timeout=timeout, metadata=self._metadata)

@@ -3,7 +3,8 @@ from collections.abc import Sequence
 
 MAX_FDS: int
 
-class FrameTruncated(OSError): ...
+class FrameTruncated(OSError):
+    data: bytes
 
 def send_frame(sock_fd: int, data: bytes, fds: Sequence[int] = ()) -> None: ...
 def recv_frame(sock_fd: int, max_bytes: int, max_fds: int) -> tuple[bytes, list[int]]: ...

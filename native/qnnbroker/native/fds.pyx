@@ -47,7 +47,13 @@ _MAX_FRAME_BYTES = 1 << 24
 
 
 class FrameTruncated(OSError):
-    """A frame was longer, or carried more fds, than allowed. It is lost and its fds are closed."""
+    """A frame was longer, or carried more fds, than allowed. It is lost and its fds are closed.
+
+    `data` is what it said, when only fds are missing; that is so, too, when this process has none
+    left to take them with.
+    """
+
+    data = b""
 
 
 cdef object _os_error(int code, str what):
@@ -121,11 +127,14 @@ def recv_frame(int sock_fd, max_bytes, max_fds):
         if got == 0:  # end-of-file; or an empty frame, which we do not have
             return b"", []
         if truncated or count > allowed:
-            raise FrameTruncated(
+            error = FrameTruncated(
                 _errno.EMSGSIZE,
                 f"a frame exceeds {capacity} bytes or {allowed} fds (at least {got} bytes and "
                 f"{count} fds came)",
             )
+            if <size_t>got < capacity and count <= allowed:
+                error.data = PyBytes_FromStringAndSize(room, got)
+            raise error
         answer = PyBytes_FromStringAndSize(room, got), [numbers[i] for i in range(count)]
         kept = True
         return answer
