@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which model a name means, and for whom."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from tests.broker.inside import attached, go, running
+from tests.broker.inside import attached, go, running, until
 from tests.fake_models import MakeModel, adder
 
 from qnnbroker.broker.models import Model
 from qnnbroker.broker.service import BrokerService
 from qnnbroker.broker.sessions import Session
-from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound
+from qnnbroker.protos.errors import AlreadyExists, InvalidRequest, NotAllowed, NotFound
 from qnnbroker.v1 import control_pb2 as pb
 
 
@@ -59,5 +60,21 @@ def test_anothers_model_is_found_by_its_name_but_not_given_back(make_model: Make
             await load(service, another, make_model("b", adder("b")))
             with pytest.raises(InvalidRequest, match="means 2 different models"):
                 service.model(other, 0, "same")
+
+    go(work)
+
+
+def test_of_two_loads_at_a_time_one_gets_the_name(make_model: MakeModel) -> None:
+    async def work() -> None:
+        async with running() as service:
+            paths = [make_model(n, adder(n), create_us=100_000) for n in ("one", "two")]
+            loads = [load(service, None, path) for path in paths]
+            found = await asyncio.gather(*loads, return_exceptions=True)
+            (refused,) = [f for f in found if isinstance(f, BaseException)]
+            assert isinstance(refused, AlreadyExists)
+            assert refused.reason == "NAME_TAKEN"
+            (model,) = [f for f in found if isinstance(f, Model)]
+            assert service.model(None, 0, "same") is model
+            await until(lambda: len(service.contexts) == 1, "the other one is given back")
 
     go(work)

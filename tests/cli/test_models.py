@@ -10,10 +10,11 @@ from tests.broker_process import BrokerProcess
 from tests.cli.driver import CommandLine
 from tests.fake_models import MakeModel, adder, mixed, quantised
 
-from qnnbroker.cli.models import keep_alive_seconds, show_quantization
+from qnnbroker.cli.models import keep_alive_seconds, show_quantization, show_state
 from qnnbroker.cli.problems import FAILED, WrongUsage
 from qnnbroker.cli.wrapper_writing import Place, Tensor, wrapper_bytes
 from qnnbroker.client import connect
+from qnnbroker.v1 import control_pb2 as pb
 
 
 def test_a_model_is_loaded_listed_described_and_given_back(
@@ -53,6 +54,39 @@ def test_loading_twice_shares_and_a_relative_path_is_ours_not_the_brokers(
     make_model("m")
     assert "loaded" in cli("load", "m.bin", cwd=tmp_path).ok()
     assert "resident already" in cli("load", "./m.bin", cwd=tmp_path).ok()
+
+
+def test_a_name_is_taken_from_another_model_only_on_demand(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    first, second = make_model("a", adder("a"), adder("b")), make_model("b", adder("c"))
+    cli("load", first, "--name", "m", "--keep-alive", "forever").ok()
+    for other in ((second,), (first, "--graph", "a")):
+        error = cli("load", *other, "--name", "m", "--json").error(FAILED)
+        assert (error["type"], error["reason"]) == ("AlreadyExists", "NAME_TAKEN")
+        for part in (str(first), str(other[0]), "--replace", "--name"):
+            assert part in error["message"]
+        assert cli("describe", "m", "--json").document()["source_path"] == str(first)
+    assert broker.counters()["contexts"] == 1
+    cli("load", second, "--name", "m", "--replace").ok()
+    assert cli("describe", "m", "--json").document()["source_path"] == str(second)
+    broker.wait_counters(models=1, contexts=1)
+
+
+def test_a_failure_is_cut_in_the_table_and_whole_as_json(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel, tmp_path: Path
+) -> None:
+    broker.accidents_expected = True
+    path = tmp_path / f"{'long ' * 20}name.bin"
+    path.write_bytes(b"\xff" * 100)
+    cli("load", path).failed(FAILED)
+    (failed,) = cli("ls", "--all", "--json").document()["models"]
+    assert path.name in failed["state_detail"]
+    _, line = cli("ls", "--all").ok().splitlines()
+    assert "failed" in line
+    assert "BAD_FILE" in line
+    assert len(show_state(pb.ContextInfo(state="failed", state_detail="x" * 500))) == 60
+    assert failed["state_detail"] not in line
 
 
 def test_the_keep_alive_ends_a_model_that_is_not_used(
@@ -170,7 +204,9 @@ def test_some_graphs_of_a_model_are_loaded_and_shown_as_such(
     described = cli("describe", "three").ok()
     assert "mixed, one" in described
     assert "graph two" not in described
-    assert cli("load", path, "--graph", "four", "--json").error(FAILED)["reason"] == "GRAPH_UNKNOWN"
+    other = ("--name", "other", "--json")
+    error = cli("load", path, "--graph", "four", *other).error(FAILED)
+    assert error["reason"] == "GRAPH_UNKNOWN"
 
 
 def test_what_a_wrapper_was_compiled_for_is_shown_and_what_it_says_wrongly(
@@ -190,7 +226,7 @@ def test_what_a_wrapper_was_compiled_for_is_shown_and_what_it_says_wrongly(
         text = cli("describe", "m").ok()
         assert said in text
         assert ("the wrapper says SoC 60, its binary 43" in text) == differs
-        assert "the binary has SoC 43, wanted 30" in text
+        assert "compiled for DSP arch 73, SoC 43; the emulation" in text
 
 
 def test_quantisation_is_shown(

@@ -67,7 +67,7 @@ def test_a_file_rewritten_after_its_load_is_another_model(
     broker: BrokerProcess, make_model: MakeModel
 ) -> None:
     first = load(broker, make_model("adder", adder("one")))[-1].model
-    second = load(broker, make_model("adder", adder("two")))[-1].model
+    second = load(broker, make_model("adder", adder("two")), replace=True)[-1].model
     assert first.content_hash != second.content_hash
     assert [g.name for g in second.graphs] == ["two"]
     infer(broker, "adder")  # the newer of that name: it took the older one's place

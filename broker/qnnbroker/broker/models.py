@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qnnbroker.protos.errors import InvalidRequest, NotFound
+from qnnbroker.protos.errors import AlreadyExists, InvalidRequest, NotFound
 from qnnbroker.protos.tensors import TensorSpec
 from qnnbroker.v1 import control_pb2 as pb
 from qnnbroker.v1 import types_pb2
@@ -152,6 +152,7 @@ class ModelTable:
         *,
         opened: OpenedModel | None = None,
         enable_graphs: Sequence[str] = (),
+        replace: bool = False,
     ) -> tuple[Model, bool]:
         """Loads a context binary or an EPContext wrapper, or joins what is there.
 
@@ -159,6 +160,7 @@ class ModelTable:
             path: opened here, with the broker's own rights, unless `opened` is given.
             opened: what the client opened; closed afterwards.
             enable_graphs: the QNN graphs to make executable; none named means all.
+            replace: without a session, take the name from a model of other content.
 
         Returns:
             The model, and whether its context was shared.
@@ -186,11 +188,15 @@ class ModelTable:
                 )
             name = name or source.name.split(".")[0].removesuffix("_ctx")
             key = ContextKey(digest, tuple(sorted(set(enable_graphs))))
+            if session_id is None and not replace:
+                self._check_name(name, key, source)
             context, shared = await self._contexts.acquire(opened.binary, key, name, progress)
         finally:
             opened.close()
         try:
             assert context.spec is not None
+            if session_id is None and not replace:  # somebody may have been quicker
+                self._check_name(name, key, source)
             warnings = check_wrapper(opened.wrapper, context.spec)
             views = offered_graphs(context, opened.wrapper)
         except BaseException:
@@ -217,6 +223,22 @@ class ModelTable:
             self._replace_anonymous(model)
             self.keep_alive(model)
         return model, shared
+
+    def _check_name(self, name: str, key: ContextKey, source: Path) -> None:
+        """Refuses a name that another model has which no session holds.
+
+        Raises:
+            AlreadyExists: reason NAME_TAKEN.
+        """
+        for other in self._models:
+            if (other.session_id, other.name) == (None, name) and other.context.key != key:
+                raise AlreadyExists(
+                    f"the name {name!r} is taken by {described(other.source, other.context.key)}; "
+                    f"{described(source, key)} is another model: give it another name, or replace "
+                    "that one",
+                    reason="NAME_TAKEN",
+                    model_id=other.model_id,
+                )
 
     def _replace_anonymous(self, model: Model) -> None:
         for other in list(self._models):
@@ -312,6 +334,12 @@ class ModelTable:
         """Unloads everything."""
         for model in list(self._models):
             self.unload(model)
+
+
+def described(source: Path, key: ContextKey) -> str:
+    """A model by its file, and the content and the graphs that make it what it is."""
+    graphs = f", graphs {', '.join(key.enabled_graphs)}" if key.enabled_graphs else ""
+    return f"{str(source)!r} ({key.content_hash[:12]}{graphs})"
 
 
 async def open_off_loop(source: Path) -> OpenedModel:

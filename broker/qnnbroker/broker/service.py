@@ -145,6 +145,7 @@ class BrokerService:
             progress,
             opened=opened,
             enable_graphs=request.enable_graphs,
+            replace=request.replace,
         )
         if session is not None and session.closing:
             self.models.unload(model)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Deadline of a load: a big context takes its time.
 _LOAD_SECONDS = 600.0
+#: Of a cell in the table; --json has the whole reason of a failure.
+_STATE_WIDTH = 60
 _STAGES = {1: "hashing", 2: "mapping", 3: "creating the context", 4: "ready", 5: "trying it out"}
 
 
@@ -79,13 +81,14 @@ def show_graphs(context: "control_pb2.ContextInfo") -> str:
 
 
 def show_state(context: "control_pb2.ContextInfo") -> str:
-    """The state; of one that failed or was lost, with the reason and since when."""
+    """The state; of one that failed or was lost, with the reason and since when, cut to a cell."""
     from .output import show_seconds
 
     if context.state not in ("failed", "lost"):
         return context.state
     age = show_seconds(context.state_seconds)
-    return f"{context.state} {age} ago, {context.state_reason}: {context.state_detail}"
+    text = f"{context.state} {age} ago, {context.state_reason}: {context.state_detail}"
+    return text if len(text) <= _STATE_WIDTH else f"{text[: _STATE_WIDTH - 3]}..."
 
 
 @click.command(
@@ -95,6 +98,7 @@ def show_state(context: "control_pb2.ContextInfo") -> str:
         ("qnnbroker load model_ctx.onnx --name ocr --keep-alive forever", "until it is unloaded"),
         ("qnnbroker load model.bin --keep-alive 3600", "for an hour after the last use"),
         ("qnnbroker load model.bin --graph small --graph large", "two of its graphs"),
+        ("qnnbroker load newer_ctx.onnx --name ocr --replace", "instead of what has the name"),
     ],
 )
 @click.argument("path", metavar="PATH")
@@ -112,12 +116,17 @@ def show_state(context: "control_pb2.ContextInfo") -> str:
     multiple=True,
     help="Make only this graph executable; may be given several times.  [default: all]",
 )
-def load(path: str, name: str, keep_alive: str, graphs: tuple[str, ...]) -> None:
+@click.option(
+    "--replace", is_flag=True, help="Once it is ready, unload the other model that has its name."
+)
+def load(path: str, name: str, keep_alive: str, graphs: tuple[str, ...], replace: bool) -> None:
     """Load a model and keep it resident.
 
     PATH is a context binary or the wrapper that `qnnbroker compile` wrote. Loading what is resident
-    already is quick, and sets the keep-alive anew.
+    already is quick, and sets the keep-alive anew. A name that was given to another model, of other
+    content or with other graphs, is refused without --replace; models of clients do not count.
     """
+    from qnnbroker.protos.errors import AlreadyExists
     from qnnbroker.v1 import control_pb2
 
     from .operator import broker_control
@@ -129,10 +138,15 @@ def load(path: str, name: str, keep_alive: str, graphs: tuple[str, ...]) -> None
         name=name,
         keep_alive_seconds=keep_alive_seconds(keep_alive),
         enable_graphs=graphs,
+        replace=replace,
     )
     with broker_control(call.directory()) as control:
         with progress(f"loading {os.path.basename(path)}", silent=call.json) as bar:
-            last = follow_load(control, request, bar)
+            try:
+                last = follow_load(control, request, bar)
+            except AlreadyExists as error:
+                error.message += " (--name NAME, or --replace)"
+                raise
     model = last.model
     if call.json:
         print_json({"model": message_json(model), "shared": last.shared})

@@ -349,12 +349,15 @@ class LoadModelRequest(_message.Message):
     KEEP_ALIVE_SECONDS_FIELD_NUMBER: _builtins.int
     FILE_ID_FIELD_NUMBER: _builtins.int
     ENABLE_GRAPHS_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Absolute path of a context binary or of an EPContext wrapper. The broker opens it, with its own
     rights, when `file_id` is 0; else it is for people.
     """
     name: _builtins.str
-    """A name for people and for Infer; the file's stem when empty."""
+    """A name for people and for Infer; the file's stem when empty. Without a session: AlreadyExists when
+    another model that no session holds has the name, unless `replace` is set.
+    """
     keep_alive_seconds: _builtins.float
     """Without a session: seconds the model stays after its last use. 0: the broker's default;
     negative: until unloaded.
@@ -363,6 +366,8 @@ class LoadModelRequest(_message.Message):
     """session. Files that this session's client opened and handed over on the attach socket (LOADFD).
     They are used up, whatever comes of it.
     """
+    replace: _builtins.bool
+    """Without a session: once this model is ready, unload the one that has its name."""
     @_builtins.property
     def enable_graphs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Make only these graphs executable: another context than that with all of them. None: all."""
@@ -375,10 +380,11 @@ class LoadModelRequest(_message.Message):
         keep_alive_seconds: _builtins.float = ...,
         file_id: _builtins.int = ...,
         enable_graphs: _abc.Iterable[_builtins.str] | None = ...,
+        replace: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enable_graphs", b"enable_graphs", "file_id", b"file_id", "keep_alive_seconds", b"keep_alive_seconds", "name", b"name", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enable_graphs", b"enable_graphs", "file_id", b"file_id", "keep_alive_seconds", b"keep_alive_seconds", "name", b"name", "path", b"path", "replace", b"replace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
