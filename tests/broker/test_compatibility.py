@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from qnnbroker.broker.compatibility import METADATA_KEY, Facts, differences, of_wrapper
+from qnnbroker.broker.compatibility import (
+    METADATA_KEY,
+    ONE_SOC_MODEL,
+    Facts,
+    check,
+    differences,
+    of_wrapper,
+)
+from qnnbroker.cli.compile import SOC_MODEL
+from qnnbroker.protos.errors import VersionMismatch
+from qnnbroker.v1 import control_pb2 as pb
 
 SAID = "v2:6:2.51.0:5.51.0:73:43:0:0"
 BINARY = Facts(6, "v2.51.0.260929181845", (2, 40, 0), (5, 51, 0), 73, 43, 0)
@@ -43,3 +53,26 @@ def test_each_difference_is_told_with_both_values() -> None:
         "the wrapper says DSP arch 75, its binary 73",
         "the wrapper says SoC 60, its binary 43",
     ]
+
+
+def test_an_emulation_asks_nobody_to_compile_for_the_chip_it_claims_to_be() -> None:
+    emulation = pb.BackendInfo(
+        backend_id=6, build_id="v2.51.0", dsp_arch=68, soc_model=30, emulated=True
+    )
+    (said,) = check(BINARY, emulation)
+    assert said.startswith("compiled for DSP arch 73, SoC 43; the emulation")
+    assert said.endswith("runs it all the same: there is nothing to do")
+    assert "wanted" not in said
+    newer = replace(BINARY, build_id="v2.99.0")
+    assert check(newer, emulation) == [
+        "the binary has SDK build 2.99.0, wanted 2.x up to 2.51.0",
+        said,
+    ]
+    assert check(replace(BINARY, dsp_arch=68, soc_model=30), emulation) == []
+    emulation.emulated = False
+    with pytest.raises(VersionMismatch, match="SoC 43, wanted 30"):
+        check(BINARY, emulation)
+
+
+def test_the_advice_names_the_soc_model_that_compile_takes_by_itself() -> None:
+    assert f"takes {SOC_MODEL} where none" in ONE_SOC_MODEL

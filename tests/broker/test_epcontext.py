@@ -283,7 +283,7 @@ def test_a_refusal_names_ten_operators_and_counts_the_rest() -> None:
     with pytest.raises(Unsupported, match=r"12 operators beside .*'relu_9' and 2 more;") as caught:
         check_fully_offloaded(read_wrapper(model_of(ep_node(), *others)))
     assert "relu_10" not in str(caught.value)
-    with pytest.raises(Unsupported, match="12 operators and no EPContext node"):
+    with pytest.raises(Unsupported, match="12 operators, is not compiled: run `qnnbroker c"):
         check_fully_offloaded(read_wrapper(model_of(*others)))
 
 

@@ -171,12 +171,19 @@ RECIPES: dict[str, Callable[[], Any]] = {
     "conv_u16": lambda: _conv("uint16"),
     "conv_no_soc": lambda: _conv("uint8"),
     "conv_arch": lambda: _conv("uint8"),
+    "conv_soc_30": lambda: _conv("uint8"),
+    "conv_soc_43": lambda: _conv("uint8"),
     "split": _split,
 }
 
 
-#: What these are compiled for instead; both are of the other class.
-FOR = {"conv_no_soc": {}, "conv_arch": {"htp_arch": "75"}}
+#: What these are compiled for instead; all but the last are not of the class of the others.
+FOR = {
+    "conv_no_soc": {},
+    "conv_arch": {"htp_arch": "75"},
+    "conv_soc_30": {"soc_model": "30"},
+    "conv_soc_43": {"soc_model": "43"},
+}
 
 
 def _session(path: Path, context: Path | None, fallback: bool, chip: dict[str, str]) -> Any:

@@ -96,14 +96,15 @@ def runs_right(model: Model, wanted: CompiledModel) -> None:
 
 
 @pytest.mark.qnn
-@pytest.mark.parametrize("other", ["conv_no_soc", "conv_arch"])
+@pytest.mark.parametrize("other", ["conv_no_soc", "conv_arch", "conv_soc_30"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_two_classes_of_the_emulation_are_kept_apart(
     start_broker: StartBroker, tmp_path: Path, other: str, turned: bool
 ) -> None:
     """The same graph, compiled with a SoC model and without: together they would crash or fail.
 
-    That with an arch alone says that it is for a SoC, so only the trial can tell.
+    That with an arch alone says that it is for a SoC, so only the trial can tell; and so it is with
+    a SoC of another DSP arch, the one that the emulation calls its own.
     """
     order = (other, "conv_u8") if turned else ("conv_u8", other)
     broker = start_broker(backend="qnn", verdict_dir=str(tmp_path / "verdicts"))
@@ -117,6 +118,7 @@ def test_the_two_classes_of_the_emulation_are_kept_apart(
             for _ in range(2):  # tried, then remembered
                 with pytest.raises(VersionMismatch, match="cannot be in one process") as refused:
                     session.load(paths[1])
+                assert "the same --soc-model" in str(refused.value)
                 assert refused.value.reason == "BINARY_CLASS"
                 runs_right(first, wanted[0])
             assert broker.counters()["trials_total"] == 3  # the first, beside it, and alone
@@ -145,6 +147,23 @@ def test_a_witness_that_somebody_wants_to_write_is_held_until_the_trial_ends(
         writer.join(PATIENCE_SECONDS)
         assert first.stat().st_size == 0
         works(model)
+
+
+@pytest.mark.qnn
+def test_models_for_two_chips_of_one_arch_go_together(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    broker = start_broker(backend="qnn", verdict_dir=str(tmp_path / "verdicts"))
+    broker.accidents_expected = True
+    names = ("conv_u8", "conv_soc_43")
+    with connect(broker.runtime_dir) as session:
+        models = []
+        for name in names:
+            path = tmp_path / f"{name}.bin"
+            path.write_bytes(compiled(name).binary)
+            models.append(session.load(path))
+        for name, model in zip(names, models, strict=True):
+            runs_right(model, compiled(name))
 
 
 @pytest.mark.qnn

@@ -3,12 +3,46 @@
 
 from collections.abc import Sequence
 
-from qnnbroker.protos.errors import NotFound, VersionMismatch
+from qnnbroker.protos.errors import InvalidRequest, NotFound, VersionMismatch
 from qnnbroker.v1 import control_pb2 as pb
 
 from . import compatibility
 from .backends.base import BinarySpec
-from .epcontext import Wrapper
+from .compatibility import FAKE_PROVIDER, ONE_SOC_MODEL
+from .epcontext import FAKE_MAGIC, Wrapper, sniff
+from .files import ModelFile
+
+#: Enough to tell what kind of file it is.
+_HEAD_BYTES = 64
+
+
+def check_kind(file: ModelFile, backend: pb.BackendInfo) -> None:
+    """Refuses what the library could only answer with a code of its own: another kind of file, or
+    a binary of the other library. Blocks.
+
+    Raises:
+        InvalidRequest: reason BAD_FILE.
+    """
+    head = file.read(0, _HEAD_BYTES)
+    name, fake = str(file.path), backend.provider == FAKE_PROVIDER
+    if sniff(head) != "binary":
+        raise InvalidRequest(
+            f"{name!r} is neither a context binary nor an ONNX model ({file.size_bytes} bytes, "
+            f"starting with {head[:8].hex(' ')})",
+            reason="BAD_FILE",
+        )
+    if head.startswith(FAKE_MAGIC) and not fake:
+        raise InvalidRequest(
+            f"{name!r} is a context binary of the fake QNN library, which this broker does not "
+            "run: it wants `qnnbroker serve --backend fake`",
+            reason="BAD_FILE",
+        )
+    if fake and not head.startswith(FAKE_MAGIC):
+        raise InvalidRequest(
+            f"{name!r} is no context binary of the fake QNN library, which is what this broker "
+            "runs (--backend fake); real ones want a broker on the real library",
+            reason="BAD_FILE",
+        )
 
 
 def check_spec(spec: BinarySpec, backend: pb.BackendInfo) -> list[str]:
@@ -71,7 +105,7 @@ def check_class(spec: BinarySpec, resident: list[BinarySpec]) -> None:
             raise VersionMismatch(
                 f"the binary was compiled {'with' if spec.soc_model else 'without'} a SoC model, "
                 f"the resident ones {'with' if other.soc_model else 'without'}; the two kinds "
-                "cannot live in one process: compile all with --soc-model",
+                f"cannot live in one process: {ONE_SOC_MODEL}",
                 reason="BINARY_CLASS",
                 wanted=other.soc_model,
                 found=spec.soc_model,

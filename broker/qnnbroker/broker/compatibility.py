@@ -16,6 +16,11 @@ from qnnbroker.v1 import control_pb2
 METADATA_KEY = "ep_compatibility_info.QNNExecutionProvider"
 #: What the shipped stand-in library calls itself.
 FAKE_PROVIDER = "QNNBROKER_FAKE"
+#: What to do about binaries that cannot be in one process.
+ONE_SOC_MODEL = (
+    "compile all of them with the same --soc-model (`qnnbroker compile` takes 60 where none is "
+    "named); not all numbers go together on the emulation, 30 and 60 do not"
+)
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
 
@@ -105,7 +110,7 @@ def check(facts: Facts, backend: control_pb2.BackendInfo) -> list[str]:
     """Refuses what does not fit or would do harm; before the library creates anything of it.
 
     Returns:
-        What differs but is let pass, since there is no real chip.
+        What differs but is let pass, since there is no real chip: sentences for people.
 
     Raises:
         Unsupported: reason SHARED_WEIGHTS.
@@ -132,7 +137,23 @@ def check(facts: Facts, backend: control_pb2.BackendInfo) -> list[str]:
             wanted=found[0].wanted,
             found=found[0].found,
         )
-    return [str(m) for m in found]
+    return passed(found)
+
+
+def passed(found: list[Mismatch]) -> list[str]:
+    """What is said of differences that an emulation does not mind.
+
+    It has no chip, so nobody should compile anew for the one that it claims to be.
+    """
+    chip = [m for m in found if m.reason == "WRONG_CHIP"]
+    said = [str(m) for m in found if m not in chip]
+    if chip:
+        said.append(
+            f"compiled for {', '.join(f'{m.what} {m.found}' for m in chip)}; the emulation, which "
+            f"calls itself {', '.join(f'{m.what} {m.wanted}' for m in chip)}, runs it all the "
+            "same: there is nothing to do"
+        )
+    return said
 
 
 def version(text: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from qnnbroker.protos.errors import BrokerError, LeaseRevoked, SubmissionCancelled
 from qnnbroker.v1 import control_pb2 as pb
 
-from .admission import check_class, check_names, check_spec
+from .admission import check_class, check_kind, check_names, check_spec
 from .backends.base import Backend, BackendContext, BinarySpec
 from .context import Context as Context
 from .context import ContextKey as ContextKey
@@ -197,6 +197,8 @@ class ContextStore:
             context.enter("verifying")
             context.report(pb.LOAD_STAGE_VERIFYING, 0, total)
 
+        # Not on the threads of loads, which may all be busy for long.
+        await loop.run_in_executor(None, check_kind, file.file, self._backend.info)
         if self.verifier is not None:
             context.binary_class = await self.verifier.admit(
                 context.content_hash, file, self._others(context), context.unwanted, verifying
@@ -219,7 +221,7 @@ class ContextStore:
         spec = await self.on_thread(parse)
         context.warnings = tuple(check_spec(spec, self._backend.info))
         for warning in context.warnings:
-            log.warning("context %d: %s; the emulation does not mind", context.context_id, warning)
+            log.warning("context %d: %s", context.context_id, warning)
         check_names(spec, context.key.enabled_graphs)
         if self._backend.info.emulated:
             check_class(spec, [c.spec for c in self._ids if c.spec])

@@ -141,11 +141,20 @@ def check_fully_offloaded(wrapper: Wrapper) -> None:
     """Refuses a wrapper that leaves work to the CPU, or that holds nothing for the NPU.
 
     Raises:
-        Unsupported: reason LAYOUT; names the operators outside EPContext nodes, up to 10.
+        Unsupported: reason LAYOUT; not compiled, or operators outside EPContext nodes, of which up
+            to 10 are named.
         InvalidRequest: reason BAD_FILE; no EPContext node, or none that carries a binary.
     """
     if wrapper.other_nodes:
         count = len(wrapper.other_nodes)
+        if not wrapper.nodes:
+            raise Unsupported(
+                f"the model {quote(wrapper.graph_name)}, of {count} "
+                f"operator{'' if count == 1 else 's'}, is not compiled: run `qnnbroker compile` "
+                "on it first",
+                reason="LAYOUT",
+                operators=count,
+            )
         names = ", ".join(
             f"{quote(op)[1:-1]} {quote(name)}".removesuffix(" ''")
             for op, name in wrapper.other_nodes[:_NAMED_OPERATORS]
@@ -153,15 +162,9 @@ def check_fully_offloaded(wrapper: Wrapper) -> None:
         if count > _NAMED_OPERATORS:
             names += f" and {count - _NAMED_OPERATORS} more"
         plural = "" if count == 1 else "s"
-        having = (
-            "beside its EPContext nodes"
-            if wrapper.nodes
-            else "and no EPContext node (not compiled)"
-        )
         raise Unsupported(
-            f"the model {quote(wrapper.graph_name)} has {count} operator{plural} {having}: "
-            f"{names}; "
-            "only models that run on the NPU as a whole are taken",
+            f"the model {quote(wrapper.graph_name)} has {count} operator{plural} beside its "
+            f"EPContext nodes: {names}; only models that run on the NPU as a whole are taken",
             reason="LAYOUT",
             operators=count,
         )

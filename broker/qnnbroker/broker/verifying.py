@@ -25,7 +25,7 @@ from qnnbroker.v1 import control_pb2
 
 from . import compatibility
 from .backends.qnn import error_of_code
-from .compatibility import Facts
+from .compatibility import ONE_SOC_MODEL, Facts
 from .steady import SteadyFile
 from .trial import Outcome, try_binary
 from .verdicts import Verdict, VerdictStore
@@ -286,7 +286,7 @@ def class_conflict(
     how = f" (tried: {outcome.message})" if outcome is not None and outcome.message else ""
     return VersionMismatch(
         f"the binary {content_hash[:12]} cannot be in one process with {resident_hash[:12]}, which "
-        f"is loaded{how}: compile both with --soc-model, or neither",
+        f"is loaded{how}: {ONE_SOC_MODEL}",
         reason="BINARY_CLASS",
         content_hash=content_hash,
         resident=resident_hash,

@@ -47,7 +47,9 @@ SOC_MODEL = 60
     "--soc-model",
     type=click.IntRange(min=1),
     default=SOC_MODEL,
-    help=f"The chip, by Qualcomm's number.  [default: {SOC_MODEL}]",
+    help="The chip, by its number in the QNN SDK's list of supported devices; `qnnbroker doctor` "
+    "shows that of a device. All models of one broker on the emulation want the same.  "
+    f"[default: {SOC_MODEL}]",
 )
 @click.option("--embed", is_flag=True, help="Put the context binary inside the wrapper.")
 @click.option(
