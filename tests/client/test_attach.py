@@ -94,6 +94,7 @@ def test_without_a_broker_the_error_names_the_path_and_the_command(runtime_dir: 
         with pytest.raises(BrokerUnavailable, match="qnnbroker serve") as info:
             attach.open_connection(directory, 0)
         assert info.value.reason == "NO_SOCKET"
+        assert info.value.__suppress_context__  # one message, not two tracebacks
         assert str(directory / "attach.sock") in str(info.value)
 
 

@@ -349,9 +349,9 @@ def _connect(directory: Path, path: Path, deadline: float) -> socket.socket:
         if isinstance(exc, (FileNotFoundError, NotADirectoryError, ConnectionRefusedError)):
             raise BrokerUnavailable(
                 f"no broker listens at {str(path)!r}; start one with `qnnbroker serve`"
-            ) from exc
+            ) from None
         if isinstance(exc, PermissionError):
-            raise NotAllowed(f"we may not connect to {str(path)!r}: {exc.strerror}") from exc
+            raise NotAllowed(f"we may not connect to {str(path)!r}: {exc.strerror}") from None
         raise BrokerUnavailable(f"cannot connect to {str(path)!r}: {exc.strerror}") from exc
 
 

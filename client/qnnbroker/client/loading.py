@@ -56,12 +56,14 @@ def open_model(path: Path) -> int:
                 f"a model file wanted, {str(path)!r} is {_kind(info.st_mode)}", reason="BAD_FILE"
             )
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        raise NotFound(f"there is no file {str(path)!r}", reason="FILE_MISSING", path=path) from exc
-    except PermissionError as exc:
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(
+            f"there is no file {str(path)!r}", reason="FILE_MISSING", path=path
+        ) from None
+    except PermissionError:
         raise NotAllowed(
             f"this process may not read {str(path)!r}", reason="FILE_UNREADABLE", path=path
-        ) from exc
+        ) from None
     except InvalidRequest:
         raise
     except (OSError, ValueError) as exc:
