@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from qnnbroker.benchmarks import usage
 from qnnbroker.benchmarks.brokers import broker, fake_model
 from qnnbroker.benchmarks.cases.scale import jain
+from qnnbroker.benchmarks.machine import Machine
 from qnnbroker.benchmarks.processes import Child, ask_all, children
 from qnnbroker.benchmarks.rows import Row, Target, percentile, spread
 from qnnbroker.benchmarks.timing import Way, interleave
@@ -197,3 +199,10 @@ def test_a_picture_has_bars_and_lines(tmp_path: Path) -> None:
     ]
     path = draw("name", rows, "machine", tmp_path / "new")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "busy"), [(0.6, 2, False), (0.61, 2, True), (1, 8, False)]
+)
+def test_a_machine_is_busy_by_its_load_per_core(load: float, cores: int, busy: bool) -> None:
+    assert replace(Machine.look(), load_average=load, cores=cores).busy is busy

@@ -66,7 +66,10 @@ def test_people_get_a_line_each(runtime_dir: Path) -> None:
     assert code == 0
     lines = output.splitlines()
     assert lines[0].startswith("ok       QNN libraries: ")
-    assert all(line.startswith(("ok ", "warning ", "  ")) for line in lines)
+    assert all(line.startswith(("ok ", "warning ", "  ")) for line in lines[:-1])
+    assert lines[-1].startswith("a broker can run here: 0 errors, ")
+    assert "docs/device.md" in lines[-1]
+    assert any("memory registration: this is the fake library, without it" in li for li in lines)
 
 
 @pytest.mark.parametrize(
@@ -207,4 +210,6 @@ def test_the_real_library_compiles_and_runs_a_tiny_graph(runtime_dir: Path) -> N
     code, found = findings(runtime_dir)
     assert code == 0
     assert found["tiny graph compiled"]["status"] == found["tiny graph executed"]["status"] == OK
-    assert "memRegister -> 1000 (not supported)" in found["memory registration"]["found"]
+    registration = found["memory registration"]["found"]
+    assert registration.startswith("this is the emulation, without it; expected on a device")
+    assert "memRegister -> 1000 (not supported)" in registration

@@ -7,12 +7,16 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from tests.broker_process import BrokerProcess
 from tests.cli.driver import PROGRAM, CommandLine, finish, wait_running
+from tests.conftest import StartBroker
 from tests.fake_models import MakeModel, adder, mixed, numbers
+from tests.tiny_wrappers import add, ep_node, model_of
 
 from qnnbroker.cli.problems import FAILED, USAGE
+from qnnbroker.cli.wrapper_writing import Place, Tensor, wrapper_bytes
 
 pytestmark = pytest.mark.processes
 
@@ -65,10 +69,22 @@ def test_outputs_are_compared(cli: CommandLine, model: Path) -> None:
     ended = cli(*same, "bad.npz", "--tolerance", "0.1")
     message = ended.failed(FAILED)
     assert "output 'y' differs in 1 of 32 elements" in message
+    assert "differs" not in ended.out
     assert "at [2, 3]" in message
     assert "timings" not in ended.out
     assert "execute" in ended.out
     assert cli(*same, "bad.npz", "--json").error(FAILED)["reason"] == "DIFFERENT"
+
+
+def test_each_difference_is_told_once(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    path = make_model("two outputs", mixed())
+    np.savez(cli.home / "ones.npz", z=np.ones(3, np.uint8), s=np.ones(1, np.int64))
+    ended = cli("run", path, "--input", "*=zeros", "--compare", "ones.npz")
+    assert "and 1 more output" in ended.failed(FAILED)
+    for name in "zs":
+        assert (ended.out + ended.err).count(f"output '{name}' differs") == 1
 
 
 def test_a_comparison_file_that_is_none_is_refused_before_anything_runs(
@@ -122,6 +138,54 @@ def test_the_graph_is_chosen_by_name_when_there_are_several(
     assert [o["name"] for o in document["outputs"]] == ["z", "s"]
     error = cli("run", two, "--graph", "none", "--input", "*=zeros", "--json").error(FAILED)
     assert error["reason"] == "GRAPH_UNKNOWN"
+    assert "it has 'add', 'mixed'" in error["message"]
+
+
+def test_the_only_graph_of_a_wrapper_has_the_name_of_the_onnx_graph_too(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    tensors = [Tensor(n, "float32", (4, 8)) for n in "aby"]
+    wrapper = cli.home / "m_ctx.onnx"
+    place = Place(make_model("m", adder("Provider_QNN_17_1_0")).name)
+    content = wrapper_bytes("Provider_QNN_17_1_0", tensors[:2], tensors[2:], place, "v2")
+    model = onnx.load_from_string(content)
+    model.graph.name = "small"
+    wrapper.write_bytes(model.SerializeToString())
+    same = ("run", wrapper, "--input", "*=zeros", "--json", "--graph")
+    for name in ("small", "Provider_QNN_17_1_0"):
+        assert cli(*same, name).document()["graph"] == "Provider_QNN_17_1_0"
+    message = cli(*same, "other").error(FAILED)["message"]
+    assert "it has 'Provider_QNN_17_1_0', which the wrapper calls 'small'" in message
+
+
+def test_what_the_broker_cannot_load_says_what_it_is(
+    cli: CommandLine, broker: BrokerProcess
+) -> None:
+    broker.accidents_expected = True
+    (cli.home / "README.md").write_text("# Not a model\n" * 10)
+    (cli.home / "real.bin").write_bytes(bytes([0, 0, 0, 2]) + bytes(4096))
+    (cli.home / "add.onnx").write_bytes(add().SerializeToString())
+    (cli.home / "odd.onnx").write_bytes(model_of(ep_node(ep_cache_context="README.md")))
+    for name, part in (
+        ("README.md", "'README.md' is neither a context binary nor an ONNX model (140 bytes"),
+        ("odd.onnx", "README.md' is neither a context binary"),
+        ("real.bin", "is no context binary of the fake QNN library"),
+        ("add.onnx", "'add', of 1 operator, is not compiled: run `qnnbroker compile` on it first"),
+    ):
+        for command in ("run", "load"):
+            message = cli(command, name).failed(FAILED)
+            assert part.lstrip("'") in message, message
+            assert name in message
+
+
+@pytest.mark.qnn
+def test_a_binary_of_the_fake_library_says_so_to_a_broker_on_the_real_one(
+    cli: CommandLine, start_broker: StartBroker, make_model: MakeModel
+) -> None:
+    start_broker(backend="qnn").accidents_expected = True
+    message = cli("run", make_model("m"), "--input", "*=zeros").failed(FAILED)
+    assert "is a context binary of the fake QNN library" in message
+    assert "--backend fake" in message
 
 
 @pytest.mark.parametrize(
@@ -134,7 +198,7 @@ def test_the_graph_is_chosen_by_name_when_there_are_several(
         (["a=short.raw", "*=zeros"], "'short.raw' has 127"),
         (["a=fifo", "*=zeros"], "'fifo' is a FIFO"),
         (["a=.", "*=zeros"], "is a directory"),
-        (["a=none.npy", "*=zeros"], "none.npy"),
+        (["a=none.npy", "*=zeros"], "'none.npy' cannot be used: No such file"),
         (["a=text.npy", "*=zeros"], "text.npy"),
         ([], "wants the input a: float32[4, 8]"),
     ],
@@ -154,6 +218,12 @@ def test_a_bad_input_says_wanted_and_found_in_one_line(
     assert part in ended.failed(FAILED)
     assert not (cli.home / "out.npz").exists()
     assert cli("run", model, *arguments, "--json").error(FAILED)["reason"] == "INPUT"
+
+
+def test_an_input_that_no_graph_could_take_is_wrong_usage(cli: CommandLine, model: Path) -> None:
+    for inputs in (["a=zeros", "a=zeros"], ["a=random:x"], ["a"]):
+        arguments = [word for text in inputs for word in ("--input", text)]
+        assert cli("run", model, *arguments, "--json").error(USAGE)["reason"] == "INPUT"
 
 
 def test_an_execute_that_fails_is_one_line(

@@ -69,6 +69,7 @@ def test_status_shows_what_ran_how_long_it_took_and_what_was_copied(
     (row,) = [line for line in text.splitlines() if line.startswith("g ")]
     assert row.split()[:4] == ["g", "ocr", "2", "0"]
     assert row.count(" / ") == 3
+    assert "Queue p50 / p99" in text
     assert row.endswith(f"{size} B")
 
 

@@ -10,6 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+#: Load per core above which absolute numbers are somebody else's too.
+QUIET_LOAD = 0.3
+
 _PACKAGES = ("qnnbroker", "numpy", "grpcio", "protobuf", "onnxruntime", "onnxruntime-qnn", "onnx")
 
 
@@ -17,8 +20,7 @@ _PACKAGES = ("qnnbroker", "numpy", "grpcio", "protobuf", "onnxruntime", "onnxrun
 class Machine:
     """Described once, when a run starts.
 
-    `load_average` is that of the last minute, before anything was measured: well above 0.3 on two
-    cores means that the absolute numbers are somebody else's too.
+    `load_average` is that of the last minute, before anything was measured.
     """
 
     cpu: str
@@ -48,6 +50,11 @@ class Machine:
             packages=_packages(),
             time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
+
+    @property
+    def busy(self) -> bool:
+        """Whether it did so much else that absolute numbers cannot be judged; ratios can."""
+        return self.load_average > QUIET_LOAD * self.cores
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -77,6 +77,13 @@ def bench(
         raise Failure(str(error), reason="MISSING_PART") from error
     except RuntimeError as error:
         raise Failure(f"the benchmark failed: {error}", reason="BENCHMARK") from error
+    if report.machine.busy and not call.json:
+        click.echo(
+            "the machine is too busy to judge absolute targets: load "
+            f"{report.machine.load_average} on {report.machine.cores} cores before the start; "
+            "ratios can be compared",
+            err=True,
+        )
     if folder is not None:
         _draw(report, folder, quiet=call.json)
     if call.json:

@@ -52,8 +52,20 @@ def doctor(qnn_lib_dir: str | None, rpcmem_library: str | None, backend: str | N
     failed = any(f.status == ERROR for f in findings)
     if call.json:
         print_json({"ok": not failed, "findings": [f.as_json() for f in findings]})
+    else:
+        show_summary([f.status for f in findings])
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def show_summary(statuses: list[str]) -> None:
+    """The last line."""
+    from .doctoring import ERROR, WARNING
+    from .output import print_line
+
+    errors, warnings = statuses.count(ERROR), statuses.count(WARNING)
+    verdict = "a broker cannot run here" if errors else "a broker can run here"
+    print_line(f"{verdict}: {errors} errors, {warnings} warnings; docs/device.md is about devices")
 
 
 def show(name: str, status: str, found: str, advice: str) -> None:

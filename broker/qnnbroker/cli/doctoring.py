@@ -151,12 +151,9 @@ def check_tiny_graph(options: Options, device: dict[str, Any]) -> Iterator[Findi
         try:
             binary = compile_tiny(options, Path(folder), device)
         except Exception as error:
-            yield Finding(
-                "tiny graph compiled",
-                WARNING,
-                str(error) or type(error).__name__,
-                "pip install 'qnnbroker[server]'; needed on machines that compile models only",
-            )
+            found = str(error) or type(error).__name__
+            advice = "pip install 'qnnbroker[server]'; needed on machines that compile models only"
+            yield Finding("tiny graph compiled", WARNING, found, advice)
             return
         yield Finding("tiny graph compiled", OK, f"{os.path.getsize(binary)} bytes")
         report = ask_child(job_of(options, "backend", str(binary)))
@@ -167,12 +164,17 @@ def check_tiny_graph(options: Options, device: dict[str, Any]) -> Iterator[Findi
         found = report.problem or f"wrong results: off by {off_by}"
         yield Finding("tiny graph executed", ERROR, found, "see the log of the library and the DSP")
     for name, supported, evidence in report.steps.get("capabilities", []):
-        yield Finding(
-            name.replace("_", " "),
-            OK if supported or not options.hardware else WARNING,
-            f"{'yes' if supported else 'no'}: {evidence}",
-            "" if supported or not options.hardware else "expected on a device; check the SDK",
-        )
+        yield capability(name.replace("_", " "), supported, evidence, options)
+
+
+def capability(name: str, supported: bool, evidence: str, options: Options) -> Finding:
+    """What the library can do; what an emulation lacks is no fault of this machine."""
+    if supported or options.hardware:
+        word, status = ("yes", OK) if supported else ("no", WARNING)
+        advice = "" if supported else "expected on a device; check the SDK"
+        return Finding(name, status, f"{word}: {evidence}", advice)
+    here = "the fake library" if options.fake else "the emulation"
+    return Finding(name, OK, f"this is {here}, without it; expected on a device ({evidence})")
 
 
 def compile_tiny(options: Options, folder: Path, device: dict[str, Any]) -> Path:

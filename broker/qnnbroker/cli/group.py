@@ -85,8 +85,8 @@ class LazyGroup(click.Group):
             formatter.write_dl(
                 [
                     ("0", "done"),
-                    ("1", "the operation failed"),
-                    ("2", "the command line or the configuration is wrong"),
+                    ("1", "it failed; also when a model or an input is missing or does not fit"),
+                    ("2", "the command line or the configuration is wrong by itself"),
                     ("3", "no broker is there"),
                     ("130", "interrupted"),
                 ]

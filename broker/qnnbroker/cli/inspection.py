@@ -114,6 +114,15 @@ def identify(file: ModelFile, hashing: HashProgress | None = None) -> dict[str, 
     return {"size_bytes": done, "sha256": digest.hexdigest()}
 
 
+def wrapper_in(file: ModelFile) -> Wrapper | None:
+    """The wrapper in the file; None when it is another kind of file.
+
+    Raises:
+        InvalidRequest, Unsupported: as `open_wrapper`.
+    """
+    return open_wrapper(file) if sniff(file.read(0, _SNIFF_BYTES)) == "wrapper" else None
+
+
 def open_wrapper(file: ModelFile) -> Wrapper:
     """The wrapper in the file.
 

@@ -3,6 +3,7 @@
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,7 +38,12 @@ _UPDATE_SECONDS = 0.1
     help="SOURCE is FILE.npy, FILE.npz, a file of raw bytes, 'zeros' or 'random[:SEED]'. "
     "The name '*' means every input not named. FILE.npz alone gives several. May be repeated.",
 )
-@click.option("--graph", metavar="NAME", help="The graph; needed when the model has several.")
+@click.option(
+    "--graph",
+    metavar="NAME",
+    help="The graph; needed when the model has several. The ONNX graph's own name does for a "
+    "wrapper with one.",
+)
 @click.option(
     "--output", metavar="PATH", help="Where outputs go: FILE.npz, or a directory (ends in '/')."
 )
@@ -166,6 +172,11 @@ def choose(model: "Model", name: str | None) -> "Graph":
     from qnnbroker.client import InvalidRequest, NotFound
 
     names = ", ".join(repr(n) for n in model.graphs)
+    if len(model.graphs) == 1 and name not in (None, *model.graphs):
+        known = name_in_wrapper(model.source_path)
+        if known and name == known:
+            return model.graph
+        names += f", which the wrapper calls {known!r}" if known else ""
     if name is None:
         if len(model.graphs) == 1:
             return model.graph
@@ -177,6 +188,21 @@ def choose(model: "Model", name: str | None) -> "Graph":
             f"model {model.name!r} has no graph {name!r}; it has {names}", reason="GRAPH_UNKNOWN"
         )
     return model.graphs[name]
+
+
+def name_in_wrapper(path: str) -> str:
+    """The name of the ONNX graph in the wrapper at `path`; "" where there is no such file."""
+    from qnnbroker.broker.files import ModelFile
+    from qnnbroker.protos.errors import BrokerError
+
+    from .inspection import wrapper_in
+
+    try:
+        with ModelFile.open(Path(path)) as file:
+            wrapper = wrapper_in(file)
+    except BrokerError:  # it was loaded all the same, so that is nobody's trouble here
+        return ""
+    return "" if wrapper is None else wrapper.graph_name
 
 
 def execute(
@@ -260,7 +286,7 @@ def show(
             for kind, found in timings.spreads().items()
         ],
     )
-    for difference in differences or ():
+    for difference in (differences or ())[1:]:  # the first one is the error
         print_line(str(difference))
 
 

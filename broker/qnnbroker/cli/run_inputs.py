@@ -59,15 +59,16 @@ def gather(
     """An array for each input of the graph, of exactly its dtype and shape.
 
     Raises:
-        Failure: reason INPUT; a name that the graph has not, a missing or double input, a file that
-            is no good, another dtype, shape or size than the graph wants.
+        WrongUsage: reason INPUT; an input is given twice, or a seed is no number.
+        Failure: reason INPUT; a name that the graph has not, a missing input, a file that is not
+            there or no good, another dtype, shape or size than the graph wants.
     """
     arrays: dict[str, Array] = {}
     others = None
 
     def add(name: str, array: Array) -> None:
         if name in arrays:
-            raise _bad(f"the input {name!r} is given twice")
+            raise WrongUsage(f"the input {name!r} is given twice", reason="INPUT")
         arrays[name] = array
 
     for argument in arguments:
@@ -116,7 +117,9 @@ def read_source(source: str, spec: TensorSpec) -> Array:
         return np.zeros(spec.shape, spec.dtype)
     if kind == "random":
         if seed and not seed.isascii() or not (seed or "0").isdigit():
-            raise _bad(f"random wants a whole number as its seed, found {seed!r}")
+            raise WrongUsage(
+                f"random wants a whole number as its seed, found {seed!r}", reason="INPUT"
+            )
         return random_array(spec, int(seed or "0"))
     check_file(source)
     if source.endswith(".npy"):

@@ -129,7 +129,11 @@ def print_graphs(
 
     names = {c.context_id: c.names[0] if c.names else "-" for c in contexts}
     print_table(
-        ["Graph", "Model", "Runs>", "Errors>", "Queue>", "Execute>", "Total>", "Copied>"],
+        [
+            *("Graph", "Model", "Runs>", "Errors>"),
+            *(f"{kind} p50 / p99>" for kind in ("Queue", "Execute", "Total")),
+            "Copied>",
+        ],
         [
             (
                 g.graph,
