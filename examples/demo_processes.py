@@ -41,11 +41,20 @@ class Answer:
 
 @dataclass(slots=True)
 class WorkerResult:
-    """What an application said, and when; times are from the start of its process."""
+    """What an application said, and when; times are from the start of its process.
 
+    It had imported everything at `begun_seconds`, and only then connected, or made its session.
+    """
+
+    begun_seconds: float = 0.0
     ready_seconds: float = 0.0
     first_seconds: float = 0.0
     answers: dict[Path, list[Answer]] = field(default_factory=dict)
+
+    def times(self, from_begun: bool) -> tuple[float, float]:
+        """Seconds until the model was ready and until the first answer."""
+        begin = self.begun_seconds if from_begun else 0.0
+        return self.ready_seconds - begin, self.first_seconds - begin
 
     def __len__(self) -> int:
         """How many runs."""
@@ -215,6 +224,7 @@ class Worker:
 
     def wait_first_answer(self) -> None:
         """Wait until it has its model and its first answer; it then waits for `go_on`."""
+        self._result.begun_seconds = self._next("begun")["at"] - self._started
         self._result.ready_seconds = self._next("ready")["at"] - self._started
         answer = self._next("answer")
         self._result.first_seconds = answer["at"] - self._started

@@ -21,6 +21,15 @@ from zoo.model import Array, Outputs
 Run = Callable[[Array], Outputs]
 
 
+def import_what_is_needed(way: str) -> None:
+    """What an application has imported before it looks for its model."""
+    if way == "broker":
+        import qnnbroker.client  # noqa: F401
+    else:
+        import onnxruntime  # noqa: F401
+        import onnxruntime_qnn  # noqa: F401
+
+
 @contextlib.contextmanager
 def through_the_broker(wrapper: Path, runtime_dir: Path, name: str) -> Iterator[Run]:
     """The model in the broker; inputs are written where the NPU reads them."""
@@ -76,6 +85,8 @@ def main() -> None:
         print(json.dumps({"kind": kind, "at": time.monotonic(), **content}), file=events)
 
     names = labels()
+    import_what_is_needed(arguments.way)
+    emit("begun")
     with opened(arguments) as run:
         emit("ready")
         for index in range(arguments.runs):

@@ -42,6 +42,7 @@ def test_two_applications_get_right_answers_from_one_context(tmp_path: Path) -> 
     assert "The broker held 1 context for 2 sessions." in said
     assert said.count(" right ") == 8
     assert "own file.txt" in said
+    assert "With imports aside" in said
     assert re.search(r"in all +│ +\d+ │ +\d+", said)
     broker = int(re.search(r"The broker is process (\d+)", said)[1])  # type: ignore[index]
     assert not Path(f"/proc/{broker}").exists()
@@ -69,7 +70,14 @@ def test_an_ended_demo_leaves_nothing_running(number: signal.Signals) -> None:
 def result(label: str) -> WorkerResult:
     """An application that said `label` about the one file, twice."""
     answers = {Path("/file"): [Answer("png", 1.0), Answer(label, 0.9)]}
-    return WorkerResult(0.1, 0.2, answers)
+    return WorkerResult(0.05, 0.1, 0.2, answers)
+
+
+def test_times_are_told_with_imports_and_without(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.show_times(*measured(["png"] * 4), emulated=True)
+    aside, whole = capsys.readouterr().out.split("With imports, ")
+    assert re.findall(r"\d\.\d+", aside) == ["0.050", "0.150"] * 4
+    assert re.findall(r"\d\.\d+", whole) == ["0.100", "0.200"] * 4
 
 
 @pytest.mark.parametrize("wrong", range(4))
