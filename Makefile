@@ -10,17 +10,20 @@ SANITIZED := build/asan
 .PHONY: asan install native demo test stress soak lint types format proto docs cli-reference bench clean
 
 $(VENV)/.created:
+	@echo "making $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade pip
 	touch $@
 
 $(VENV)/.requirements: $(VENV)/.created pyproject.toml
+	@echo "installing what is needed into $(VENV): about 350 MB, pip says nothing for a minute or two"
 	$(PY) -m pip install -q "scikit-build-core>=0.11" "cython>=3.1" "cmake>=3.24" ninja
 	$(PY) -m pip install -q --group dev
 	touch $@
 
 # An editable install: Python files are seen at once, native ones after `make native`.
 $(STAMP): $(VENV)/.requirements $(NATIVE)
+	@echo "building and installing qnnbroker (C and Cython, half a minute)"
 	$(PY) -m pip install -q --no-build-isolation -e ".[server]"
 	touch $@
 
@@ -75,6 +78,7 @@ proto: install
 	$(PY) protos/regenerate.py
 
 $(VENV)/.docs: $(VENV)/.requirements
+	@echo "installing what the site is made with"
 	$(PY) -m pip install -q --group docs
 	touch $@
 
@@ -86,6 +90,7 @@ cli-reference: install
 	$(PY) docs/generate_cli.py
 
 bench: install
+	@echo "installing what draws the pictures"
 	$(PY) -m pip install -q --group bench
 	$(PY) -m benchmarks
 

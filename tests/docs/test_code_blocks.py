@@ -21,6 +21,10 @@ def test_every_code_block_runs(
 ) -> None:
     with Page(tmp_path, runtime_dir) as running:
         assert running.run_all((ROOT / page).read_text()) > 3
+    if page == "README.md":  # which is followed in a clone
+        made = {path.name for path in tmp_path.iterdir() if path.suffix != ".log"}
+        assert {f"/{name}" for name in made} <= set((ROOT / ".gitignore").read_text().split())
+        assert "model_ctx.onnx" in made
 
 
 def test_blocks_are_found_with_their_lines() -> None:
