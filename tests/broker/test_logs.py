@@ -7,6 +7,8 @@ import logging
 import os
 import threading
 
+import pytest
+
 from qnnbroker.broker.logs import LogWriter
 
 
@@ -55,3 +57,18 @@ def test_a_stream_that_takes_nothing_keeps_nobody_waiting_and_the_loss_is_told()
         stuck.close()
         thread.join(60)
     assert any("lines before this were lost" in line for line in seen)
+
+
+def test_a_line_has_its_heading_once_when_basic_config_takes_the_writer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = io.StringIO()
+    writer = LogWriter(out)
+    root = logging.RootLogger(logging.WARNING)
+    monkeypatch.setattr(logging, "root", root)
+    logging.basicConfig(level=logging.WARNING, handlers=[writer])
+    root.warning("text")
+    assert writer.finish(60)
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith(" WARNING root: text")
+    assert line.count("WARNING") == 1

@@ -22,6 +22,8 @@ class LogWriter(QueueHandler):
     def __init__(self, stream: TextIO | None = None, max_lines: int = _MAX_LINES) -> None:
         self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(max_lines)
         super().__init__(self._lines)
+        # Or logging.basicConfig would give it one that writes the heading, too.
+        self.setFormatter(logging.Formatter("%(message)s"))
         self._out = logging.StreamHandler(stream or sys.stderr)
         self._out.setFormatter(logging.Formatter(_FORMAT))
         self._dropped = 0
