@@ -5,13 +5,16 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qnnbroker.benchmarks import plots, suite
-from qnnbroker.benchmarks.rows import Row
+from qnnbroker.benchmarks.machine import Machine
+from qnnbroker.benchmarks.rows import Mode, Row
+from qnnbroker.cli.main import run as run_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-P", "-m", "qnnbroker.cli.main", "bench"]
@@ -112,6 +115,20 @@ def test_the_markdown_of_a_run_has_a_line_for_every_target() -> None:
     lines = [line for line in out.splitlines() if line.startswith("| ")]
     assert len(lines) == 1 + len(CATALOGUE["overhead"].targets)
     assert {line.count(" | ") for line in lines} == {4}
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.2, 0), (2.0, 1)])
+def test_a_busy_machine_is_said_to_be_no_judge_of_absolute_targets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], load: float, said: int
+) -> None:
+    machine = replace(Machine.look(), load_average=load, cores=2)
+    monkeypatch.setattr(suite, "run", lambda *_: suite.Report(machine, Mode.SMOKE))
+    assert run_line(["bench", "idle", "--no-plots"]) == 0
+    assert capsys.readouterr().err.count("too busy to judge absolute targets: load 2.0") == said
+    assert run_line(["bench", "idle", "--no-plots", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["machine"]["load_average"] == load
+    assert printed.err == ""
 
 
 @pytest.mark.parametrize(
