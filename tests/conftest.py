@@ -3,6 +3,7 @@
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -26,6 +27,8 @@ _exit_status = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     # While output is not captured: where a stuck test's stacks go.
     config.stash[_dump_to] = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)
+    # A shell that starts us in the background has SIGINT ignored, which our children would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)

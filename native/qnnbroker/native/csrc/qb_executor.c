@@ -165,10 +165,15 @@ static bool handle(qb_executor *ex, qb_submission *sub) {
 }
 
 bool qb_wake_follower(qb_executor *ex) {
-    qb_follower *f = ex->followers;
+    qb_follower **at = &ex->followers;
+    while (*at && !(*at)->warm)
+        at = &(*at)->next;
+    if (!*at)
+        at = &ex->followers;
+    qb_follower *f = *at;
     if (!f)
         return false;
-    ex->followers = f->next;
+    *at = f->next;
     f->is_wanted = true;
     pthread_cond_signal(&f->wanted);
     return true;
@@ -191,9 +196,9 @@ static bool may_lead(const qb_executor *ex, bool busy) {
 }
 
 /* Waits to be wanted, or until the time comes (0: never). */
-static void wait_wanted(qb_executor *ex, uint64_t until_ns) {
+static void wait_wanted(qb_executor *ex, bool warm, uint64_t until_ns) {
     struct timespec ts = {(time_t)(until_ns / 1000000000u), (long)(until_ns % 1000000000u)};
-    qb_follower me = {.next = ex->followers};
+    qb_follower me = {.warm = warm, .next = ex->followers};
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -215,18 +220,18 @@ static void wait_wanted(qb_executor *ex, uint64_t until_ns) {
 /* Nobody who finds nothing to do may sleep past the end of a hold, which nothing else tells. And while
  * there are executes with nobody at the doorbells, one follower, the deputy, looks now and then; it
  * goes on for some time after the last one, so that not each has to wake it. */
-static void follow(qb_executor *ex) {
+static void follow(qb_executor *ex, bool warm) {
     uint64_t until = 0;
     if (ex->hold_until && ex->hold_until > qb_now_ns())
         until = ex->hold_until;
     if (ex->deputy || (!ex->unwatched && !ex->deputy_ticks)) {
-        wait_wanted(ex, until);
+        wait_wanted(ex, warm, until);
         return;
     }
     uint64_t tick = (ex->unwatched ? ex->unwatched_since : qb_now_ns()) + QB_DEPUTY_TICK_NS;
     ex->deputy = true;
     ex->deputy_ticks = ex->unwatched ? QB_DEPUTY_TICKS : ex->deputy_ticks - 1;
-    wait_wanted(ex, until && until < tick ? until : tick);
+    wait_wanted(ex, warm, until && until < tick ? until : tick);
     ex->deputy = false;
 }
 
@@ -243,6 +248,19 @@ static void give_way(qb_executor *ex, uint64_t *held_since) {
     *held_since = qb_now_ns();
 }
 
+/* Something can start, and there are threads that have executed and do not now: sees to it that one of
+ * them comes. It waits to be wanted, or sleeps on the doorbells (whoever wakes in its stead does this
+ * again), or is awake. */
+static void hand_over(qb_executor *ex) {
+    for (qb_follower *f = ex->followers; f; f = f->next)
+        if (f->warm) {
+            qb_wake_follower(ex);
+            return;
+        }
+    if (ex->sleepers)
+        qb_doorbell_ring(ex->wake);
+}
+
 /* Invariants, whenever the lock is free (a woken thread counts as awake, until it has looked):
  *  1. If something can start, some thread is awake. Who starts one thing wakes somebody for the next;
  *     who sleeps has just looked; what makes something startable from outside calls qb_wake_worker;
@@ -254,6 +272,7 @@ static void give_way(qb_executor *ex, uint64_t *held_since) {
 static void *worker(void *arg) {
     qb_executor *ex = arg;
     bool busy = false;   /* has executed since it last slept */
+    bool warm = false;   /* has ever executed */
     bool let_go = true;  /* others had the time to take the lock */
     uint64_t held_since; /* and had not since then */
     qb_lock(ex);
@@ -262,12 +281,22 @@ static void *worker(void *arg) {
             held_since = qb_now_ns();
         else
             give_way(ex, &held_since);
-        qb_submission *sub = qb_sched_pick(ex);
+        /* What the first execute of a thread costs, in time and in memory of the library, is left to as
+         * few threads as there are executes at a time. */
+        bool leave_it = !warm && ex->warm_free && !ex->stopping;
+        qb_submission *sub = leave_it ? NULL : qb_sched_pick(ex);
         if (sub) {
+            ex->warm_free -= warm;
             let_go = handle(ex, sub);
-            busy = true;
+            ex->warm_free++;
+            busy = warm = true;
         } else if (ex->stopping) {
             break;
+        } else if (leave_it && qb_sched_can_pick(ex)) {
+            hand_over(ex);
+            busy = false;
+            follow(ex, warm);
+            let_go = true;
         } else if (may_lead(ex, busy)) {
             busy = false;
             ex->unwatched = 0;
@@ -275,7 +304,7 @@ static void *worker(void *arg) {
             let_go = qb_lead(ex);
         } else {
             busy = false;
-            follow(ex);
+            follow(ex, warm);
             let_go = true;
         }
     }

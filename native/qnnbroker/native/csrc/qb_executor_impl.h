@@ -106,6 +106,7 @@ typedef struct qb_ring_slot {
 typedef struct qb_follower {
     pthread_cond_t wanted;
     bool is_wanted;
+    bool warm; /* has executed */
     struct qb_follower *next;
 } qb_follower;
 
@@ -116,6 +117,7 @@ struct qb_executor {
     qb_band band[QB_BANDS];
     pthread_t *threads;
     uint32_t thread_count;
+    uint32_t warm_free; /* threads that have executed, and do not now */
     bool stopping, started;
 
     bool leading;      /* somebody looks at the rings; one at a time */
@@ -176,8 +178,9 @@ void qb_tell_session_idle(qb_executor *ex, qb_session *s);
 void qb_complete(qb_executor *ex, qb_submission *sub, uint32_t status, uint64_t qnn_code);
 
 /* qb_executor.c */
-/* Wakes the worker that has waited for the shortest time; false when none waits. Its caches are warm,
- * and what a library keeps for each thread that executes is kept for as few threads as do. */
+/* Wakes the worker that has waited for the shortest time, of those that have executed if there are any;
+ * false when none waits. Its caches are warm, and what a library keeps for each thread that executes is
+ * kept for as few threads as do. */
 bool qb_wake_follower(qb_executor *ex);
 
 /* qb_lead.c */
