@@ -18,6 +18,19 @@ from qnnbroker.client import (
 from .conftest import MakeModel, copier, held
 
 
+def test_an_error_that_the_broker_answers_is_one_traceback(
+    session: Session, tmp_path: Path, make_model: MakeModel
+) -> None:
+    text = tmp_path / "README.md"
+    text.write_text("no model\n" * 100)
+    with pytest.raises(InvalidRequest, match="neither a context binary nor") as refused:
+        session.load(text)
+    with pytest.raises(NotFound) as unknown:
+        session.load(make_model(), graphs=["none"])
+    for caught in (refused.value, unknown.value):
+        assert (caught.__cause__, caught.__suppress_context__) == (None, True)
+
+
 def test_a_model_tells_what_it_is(session: Session, make_model: MakeModel) -> None:
     path = make_model()
     with session.load(path) as model:

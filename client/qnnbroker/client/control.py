@@ -90,7 +90,8 @@ class Control:
                 finally:
                     call.cancel()
         except (grpc.RpcError, ValueError) as exc:
-            raise self._error(exc) from exc
+            error, cause = self._error(exc)
+            raise error from cause
 
     def unload_model(self, request: pb.UnloadModelRequest, timeout: float) -> None:
         self._call(lambda stub: stub.UnloadModel, request, timeout)
@@ -167,22 +168,24 @@ class Control:
             with self._resting.stub() as stub:
                 return method(stub)(request, timeout=timeout, metadata=self._metadata)
         except (grpc.RpcError, ValueError) as exc:
-            raise self._error(exc) from exc
+            error, cause = self._error(exc)
+            raise error from cause
 
-    def _error(self, exc: grpc.RpcError | ValueError) -> BaseException:
-        """The exception for a failed call."""
+    def _error(self, exc: grpc.RpcError | ValueError) -> tuple[BaseException, BaseException | None]:
+        """The exception for a failed call, and its cause where that says more: not for an error
+        that the broker answered."""
         if self._closed:
-            return SessionClosed("the session was closed during the call")
+            return SessionClosed("the session was closed during the call"), None
         if not isinstance(exc, grpc.Call):
             # A ValueError of grpc: the channel cannot take the call.
-            return exc if isinstance(exc, ValueError) else ProtocolError(str(exc))
+            return (exc, None) if isinstance(exc, ValueError) else (ProtocolError(str(exc)), exc)
         code = exc.code()
         wait = _LOST_WAIT_SECONDS if code is grpc.StatusCode.UNAVAILABLE else 0.0
         if self._attach is not None and self._attach.is_lost(wait):
-            return self._attach.lost()
+            return self._attach.lost(), None
         detail: bytes | None = None
         for key, value in exc.trailing_metadata() or ():
             if key == status.ERROR_METADATA_KEY and isinstance(value, bytes):
                 detail = value
         error: BrokerError = status.from_grpc(code.value[0], exc.details() or "", detail)
-        return error
+        return error, None if detail else exc
