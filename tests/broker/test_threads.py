@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thread for each call: limits, order, ends."""
 
+import asyncio
 import threading
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 
 import pytest
 from tests.waiting import wait_until
 
-from qnnbroker.broker.threads import FreshThreads
+from qnnbroker.broker.threads import FreshThreads, made_on_thread
 
 
 def test_every_call_has_a_thread_of_its_own_that_ends_with_it() -> None:
@@ -92,3 +93,48 @@ def test_without_threads_the_call_fails_and_the_next_may_succeed(
     threads.shutdown()
     with pytest.raises(ValueError, match="found 0"):
         FreshThreads(0, "t")
+
+
+class Made:
+    """Something that has to be given back."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("nothing", [False, True])
+def test_what_is_made_for_somebody_who_gave_up_is_closed(nothing: bool) -> None:
+    made, go, begun = Made(), threading.Event(), threading.Event()
+
+    def make() -> Made | None:
+        begun.set()
+        go.wait(60)
+        return None if nothing else made
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            task = asyncio.create_task(made_on_thread(threads, make))
+            await asyncio.to_thread(begun.wait, 60)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not made.closed
+            go.set()
+        for _ in range(100):  # what the thread has done reaches the loop
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert made.closed is not nothing
+
+
+def test_what_is_made_for_somebody_who_waits_is_theirs() -> None:
+    made = asyncio.run(made_on_thread(None, Made))
+    assert not made.closed
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(made_on_thread(None, refuse))
+
+
+def refuse() -> Made:
+    raise ValueError("no")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model files that a client opened and handed over, until it loads them or its session ends."""
 
-import asyncio
 from pathlib import Path
 
 from qnnbroker.protos.errors import InvalidRequest
@@ -9,6 +8,7 @@ from qnnbroker.protos.errors import InvalidRequest
 from .files import ModelFile
 from .ids import IdTable
 from .layouts import Gathering, OpenedModel
+from .threads import made_on_thread
 
 #: Models of one session that were handed over and not loaded; the oldest goes when there are more.
 MAX_HANDED = 16
@@ -93,14 +93,4 @@ class HandedFiles:
 
 async def read_off_loop(file: ModelFile) -> Gathering:
     """A Gathering, made on a thread; closed when the caller gives up meanwhile."""
-    reading = asyncio.get_running_loop().run_in_executor(None, Gathering, file)
-
-    def close(done: "asyncio.Future[Gathering]") -> None:
-        if not done.cancelled() and done.exception() is None:
-            done.result().close()
-
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        reading.add_done_callback(close)
-        raise
+    return await made_on_thread(None, lambda: Gathering(file))

@@ -26,6 +26,7 @@ from .ids import IdTable
 from .layouts import OpenedModel, open_path
 from .registrations import Lease
 from .steady import content_hash
+from .threads import made_on_thread
 
 log = logging.getLogger(__name__)
 
@@ -344,17 +345,7 @@ def described(source: Path, key: ContextKey) -> str:
 
 async def open_off_loop(source: Path) -> OpenedModel:
     """`open_path` on a thread; what it opened is closed when the caller gives up meanwhile."""
-    opening = asyncio.get_running_loop().run_in_executor(None, open_path, source)
-
-    def close(done: "asyncio.Future[OpenedModel]") -> None:
-        if not done.cancelled() and done.exception() is None:
-            done.result().close()
-
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(close)
-        raise
+    return await made_on_thread(None, lambda: open_path(source))
 
 
 def offered_graphs(

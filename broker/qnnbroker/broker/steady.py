@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from qnnbroker.native.region import Region
 from qnnbroker.protos.errors import InvalidRequest, LimitExceeded, SubmissionCancelled
@@ -26,6 +27,8 @@ from .files import CHUNK_BYTES, FileIdentity, HashCache, ModelFile, Progress
 from .leases import FileLease, LeaseRefused, reopen_read_only
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: A file without a lease is known by its times only when they are older than this: a mapping that
 #: is being written to shows in them no later than the kernel writes its pages back.
@@ -281,6 +284,20 @@ class SteadyFile:
         self.close()
 
 
+async def to_its_end(work: "asyncio.Future[T]", give_up: Callable[[], None] | None = None) -> T:
+    """A thread's work, waited for when the caller is cancelled, too: it uses a file that whoever
+    called is about to close. `give_up` makes it end sooner."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        if give_up is not None:
+            give_up()
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()
+        raise
+
+
 async def content_hash(
     steady: SteadyFile,
     hashes: HashCache,
@@ -297,11 +314,11 @@ async def content_hash(
     """
     loop = asyncio.get_running_loop()
     # Not on the threads that hash, which would keep a resident model waiting for somebody's file.
-    if await loop.run_in_executor(None, steady.hold):
+    if await to_its_end(loop.run_in_executor(None, steady.hold)):
         digest = await hashes.sha256(steady.file, progress)
         steady.verified = digest, steady.file.identity
         if not steady.safe:
-            await loop.run_in_executor(hashes.threads, steady.ensure, digest)
+            await to_its_end(loop.run_in_executor(hashes.threads, steady.ensure, digest))
         return digest
     identity = steady.file.identity
     if steady.owner_only and is_resident(digest := hashes.known(identity)):
@@ -316,13 +333,7 @@ async def content_hash(
         loop.call_soon_threadsafe(progress, done, total)
 
     copying = loop.run_in_executor(hashes.threads, steady.copy, tell)
-    try:
-        digest = await asyncio.shield(copying)
-    except asyncio.CancelledError:
-        given_up.set()
-        await asyncio.wait([copying])  # it reads a file that whoever called is about to close
-        copying.exception()
-        raise
+    digest = await to_its_end(copying, given_up.set)
     if steady.owner_only and time.time_ns() - identity.ctime_ns > QUIET_NS:
         hashes.remember(identity, digest)
     return digest

@@ -5,16 +5,49 @@ A library keeps memory for every thread that ever called it, until the thread en
 emulation 5.3 MiB each. A pool's threads never end, so each of them would hold that for good.
 """
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+class Closable(Protocol):
+    """Something that has to be given back."""
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable | None)
+
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+async def made_on_thread(threads: Executor | None, make: Callable[[], C]) -> C:
+    """What `make` makes on a thread; closed when the caller gives up meanwhile.
+
+    Args:
+        threads: None for those of the event loop.
+    """
+    making = asyncio.get_running_loop().run_in_executor(threads, make)
+
+    def close(done: "asyncio.Future[C]") -> None:
+        if (
+            not done.cancelled()
+            and done.exception() is None
+            and (made := done.result()) is not None
+        ):
+            made.close()
+
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(close)
+        raise
 
 
 class FreshThreads(Executor):

@@ -27,6 +27,7 @@ from . import compatibility
 from .backends.qnn import error_of_code
 from .compatibility import ONE_SOC_MODEL, Facts
 from .steady import SteadyFile
+from .threads import made_on_thread
 from .trial import Outcome, try_binary
 from .verdicts import Verdict, VerdictStore
 
@@ -141,9 +142,8 @@ class Verifier:
 
     async def _witness(self, loaded: list[Resident]) -> tuple[Resident, SteadyFile] | None:
         """The smallest loaded binary that is still on disk as it was loaded."""
-        loop = asyncio.get_running_loop()
         for resident in sorted(loaded, key=lambda r: r.size_bytes):
-            file = await loop.run_in_executor(self.threads, resident.binary)
+            file = await made_on_thread(self.threads, resident.binary)
             if file is not None:
                 return resident, file
         return None
