@@ -23,6 +23,16 @@ from tests.waiting import wait_until
 from qnnbroker.native.executor import BAND_HIGH, BAND_LOW, BAND_NORMAL
 from qnnbroker.native.fake import control_loaded
 
+#: How long no submission that can start takes.
+NOTICED_NS = 10_000_000_000
+
+
+def bind_all_bands(rings: RingStage, normal: str) -> tuple[int, int, int]:
+    """A binding of the low, the normal and the high band, each of another graph."""
+    graphs = (("short", BAND_LOW), (normal, BAND_NORMAL), ("other", BAND_HIGH))
+    low, middle, high = (rings.bind(graph, band=band)[1] for graph, band in graphs)
+    return low, middle, high
+
 
 def send_to_the_doorbells(rings: RingStage, *names: int) -> None:
     """One binding of each band executes at once; after that all threads sleep on the doorbells."""
@@ -32,6 +42,13 @@ def send_to_the_doorbells(rings: RingStage, *names: int) -> None:
     hang.wait(len(names))
     control_loaded("clear", "unhang")
     assert [rings.status(t) for t in tickets] == [OK] * len(names)
+
+
+def run_noticed(rings: RingStage, name: int) -> None:
+    """A submission that can start does, whatever hangs beside it."""
+    done = rings.client.run(name, NOTICED_NS)
+    assert isinstance(done, tuple), "nobody noticed the submission"
+    assert done[0] == OK
 
 
 def test_a_high_band_that_was_held_back_goes_on_beside_an_endless_low_execute(
@@ -85,55 +102,41 @@ def test_the_end_of_a_hold_is_noticed_by_threads_that_slept_before_it_began(
     assert [stage.status(t) for t in (first, low)] == [OK, OK]
 
 
-def test_an_execute_that_was_always_short_and_hangs_is_watched_when_all_sleep_on_the_doorbells(
-    make_stage: MakeStage,
+@pytest.mark.parametrize(
+    ("spin_ns", "spin_limit_ns", "behind_another"),
+    [(0, 1_000_000_000, False), (10_000, 1_000_000_000, False), (0, 50_000, True)],
+)
+def test_an_execute_that_was_always_short_and_hangs_leaves_the_doorbells_watched(
+    make_stage: MakeStage, spin_ns: int, spin_limit_ns: int, behind_another: bool
 ) -> None:
     control_loaded(concurrency=4)
-    stage = make_stage(spin_ns=0)
+    stage = make_stage(spin_ns=spin_ns, spin_limit_ns=spin_limit_ns)
     first, second = RingStage(stage), RingStage(stage)
     _, short = first.bind("add")
-    _, slow = second.bind("slow")
-    _, high = second.bind("other", band=BAND_HIGH)
-    _, low = second.bind("short", band=BAND_LOW)
+    low, normal, high = bind_all_bands(second, "slow")
     for _ in range(10):
-        assert first.client.run(short) != -1
-    send_to_the_doorbells(second, low, slow, high)
-    # The thread that served the second session, and told it not to ring, takes the first one's.
-    long = Hang()
-    running = second.submit(slow)
-    long.wait()
-    behind = first.submit(short)
-    wait_until(lambda: stage.stats(first.session)[0] == 1, "it is queued")
+        run_noticed(first, short)
+        if not behind_another:
+            run_noticed(second, high)
+    running = None
+    if behind_another:
+        # The thread that served the second session, and told it not to ring, takes the first one's
+        # submission; all others sleep on the doorbells.
+        send_to_the_doorbells(second, low, normal, high)
+        long = Hang()
+        running = second.submit(normal)
+        long.wait()
+        hanging = first.submit(short)
+        wait_until(lambda: stage.stats(first.session)[0] == 1, "it is queued")
     before = last_call()
     control_loaded("clear", "hang=graphExecute@add:*", "unhang")
+    if running is None:
+        hanging = first.submit(short)
     wait_until(lambda: bool(calls_after(before, "fault")), "the short one hangs")
-    assert second.status(running) == OK
-    done = second.client.run(high, 10_000_000_000)
-    assert isinstance(done, tuple), "the submission beside it was not noticed"
-    long.end()
-    assert first.status(behind) == OK
-
-
-@pytest.mark.parametrize("spin_ns", [0, 10_000])
-def test_an_execute_that_was_always_short_and_hangs_leaves_the_doorbells_watched(
-    make_stage: MakeStage, spin_ns: int
-) -> None:
-    control_loaded(concurrency=2)
-    stage = make_stage(spin_ns=spin_ns, spin_limit_ns=1_000_000_000)
-    first, second = RingStage(stage), RingStage(stage)
-    _, short = first.bind("add")
-    _, other = second.bind("other", band=BAND_HIGH)
-    for _ in range(10):
-        assert first.client.run(short) != -1
-        assert second.client.run(other) != -1
-    before = last_call()
-    control_loaded("hang=graphExecute@add:*")
-    hanging = first.submit(short)
-    wait_until(lambda: bool(calls_after(before, "fault")), "it hangs")
+    if running is not None:
+        assert second.status(running) == OK
     for _ in range(5):
-        done = second.client.run(other, 20_000_000_000)
-        assert isinstance(done, tuple)
-        assert done[0] == OK
+        run_noticed(second, high)
     assert first.client.wait(hanging, 0) is None
     control_loaded("clear", "unhang")
     assert first.status(hanging) == OK
@@ -181,17 +184,14 @@ def test_a_ring_that_was_polled_is_not_forgotten_when_its_band_is_full(
     stage = make_stage(spin_ns=0)
     first, second = RingStage(stage), RingStage(stage)
     _, slow = first.bind("slow")
-    _, normal = second.bind("add")
-    _, high = second.bind("other", band=BAND_HIGH)
-    _, low = second.bind("short", band=BAND_LOW)
+    low, normal, high = bind_all_bands(second, "add")
     send_to_the_doorbells(second, low, normal, high)
     long = Hang()
     running = first.submit(slow)
     long.wait()
     behind = second.submit(normal)  # taken, and cannot start
     wait_until(lambda: stage.stats(second.session)[0] == 1, "it is queued")
-    done = second.client.run(high, 10_000_000_000)
-    assert isinstance(done, tuple), "the second submission was not noticed"
+    run_noticed(second, high)
     assert second.client.cancel(behind)
     assert second.status(behind) == CANCELLED
     long.end()
