@@ -18,7 +18,6 @@ from qnnbroker.protos.paths import (
     grpc_target,
     make_runtime_dir,
 )
-from qnnbroker.v1 import control_pb2_grpc
 
 from .attach import AttachServer, bind_listener, inherit_listener
 from .backends.base import Backend
@@ -32,6 +31,7 @@ from .executor import LoopExecutor
 from .files import HashCache
 from .lock import BrokerLock
 from .models import ModelTable
+from .requests import add_servicer
 from .service import BrokerService
 from .sessions import SessionTable
 from .threads import FreshThreads
@@ -159,7 +159,7 @@ class Broker:
                 ("grpc.so_reuseport", 0),
             ]
         )
-        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(service), server)
+        add_servicer(ControlServicer(service), server)
         # grpcio cannot adopt a listening fd, and removes a path that it binds: so it binds a name
         # of its own, which then becomes the public one in one step.
         own = directory / f"grpc-{os.getpid()}.sock"
