@@ -7,6 +7,7 @@ rings need none, so a client that only runs is without.
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -32,12 +33,24 @@ class RestingChannel:
         grpc_path: of the broker's socket.
         limit_bytes: of one message; -1 for none.
         rest_seconds: without a call until the channel is closed; None: REST_SECONDS.
+        pinned: it is this socket for good, wherever it is moved, or removed, and whoever listens
+            at its path then; else whatever is at the path when the channel opens.
     """
 
     def __init__(
-        self, grpc_path: str, limit_bytes: int, *, rest_seconds: float | None = None
+        self,
+        grpc_path: str,
+        limit_bytes: int,
+        *,
+        rest_seconds: float | None = None,
+        pinned: bool = False,
     ) -> None:
-        self._target = paths.grpc_target(grpc_path)
+        pin = _pin(grpc_path) if pinned else None
+        self._target = paths.grpc_target(grpc_path if pin is None else f"/proc/self/fd/{pin}")
+        self._unpin: weakref.finalize[[int], RestingChannel] | None = None
+        if pin is not None:
+            self._unpin = weakref.finalize(self, os.close, pin)
+            self._unpin.atexit = False
         self._limit_bytes = limit_bytes
         self._rest_seconds = REST_SECONDS if rest_seconds is None else rest_seconds
         self._changed = threading.Condition()
@@ -132,6 +145,8 @@ class RestingChannel:
             self._changed.notify_all()
         if channel is not None:
             channel.close()
+        if self._unpin is not None:
+            self._unpin()
 
     def end(self) -> None:
         """Closes before Python ends, and waits for the thread that watches."""
@@ -139,6 +154,18 @@ class RestingChannel:
         self.close()
         if watcher is not None and watcher.is_alive():
             watcher.join(_END_SECONDS)
+
+
+def _pin(path: str) -> int | None:
+    """An fd of the socket's inode, which can be connected to by way of /proc; None without."""
+    try:
+        pin = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # it is gone already, or there is no fd to be had: then by its path
+        return None
+    if os.path.exists(f"/proc/self/fd/{pin}"):
+        return pin
+    os.close(pin)
+    return None
 
 
 #: Those that exist, for the end of the process: gRPC's threads must not outlive Python's.

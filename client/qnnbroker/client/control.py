@@ -2,6 +2,7 @@
 """Typed calls of the control service: token and deadline in, exceptions out."""
 
 import enum
+import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -49,7 +50,8 @@ class LoadProgress:
 class Control:
     """The control service of one broker, over one channel.
 
-    With a token the calls belong to that session; without, to nobody.
+    With a token the calls belong to that session; without, to nobody. With `attach` they go to the
+    broker of that connection and to no other, even when its socket was moved or removed.
 
     Threads: any. Fork: unusable in the child (gRPC's own rule); `Session` sees to that.
 
@@ -68,7 +70,10 @@ class Control:
         attach: AttachConnection | None = None,
         max_message_bytes: int = 0,
     ) -> None:
-        self._resting = RestingChannel(grpc_path, max_message_bytes or -1)
+        self._grpc_path = grpc_path
+        self._resting = RestingChannel(
+            grpc_path, max_message_bytes or -1, pinned=attach is not None
+        )
         self._metadata = None if token is None else ((status.SESSION_METADATA_KEY, token),)
         self._attach = attach
         self._closed = False
@@ -187,5 +192,12 @@ class Control:
         for key, value in exc.trailing_metadata() or ():
             if key == status.ERROR_METADATA_KEY and isinstance(value, bytes):
                 detail = value
-        error: BrokerError = status.from_grpc(code.value[0], exc.details() or "", detail)
+        text = exc.details() or ""
+        if wait and self._attach is not None and not detail and not os.path.exists(self._grpc_path):
+            text = (
+                "the broker of this session lives, and runs go on, but its socket "
+                f"{self._grpc_path!r} is gone: its runtime directory was removed or replaced. "
+                "Restart that broker"
+            )
+        error: BrokerError = status.from_grpc(code.value[0], text, detail)
         return error, None if detail else exc
