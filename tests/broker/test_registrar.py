@@ -4,6 +4,7 @@ that; and whatever happens meanwhile leaves nothing behind."""
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -21,6 +22,7 @@ from tests.broker.inside import (
 from tests.fake_models import MakeModel, adder
 
 from qnnbroker.broker.bindings import Binding
+from qnnbroker.broker.models import Model
 from qnnbroker.broker.service import BrokerService
 from qnnbroker.broker.sessions import Session
 from qnnbroker.native.fake import control_loaded, read_ring
@@ -71,6 +73,13 @@ def unhang() -> None:
 
 async def run(service: BrokerService, session: Session, binding_id: int) -> None:
     await service.executor.run(session.bindings.get(binding_id).bound.native)
+
+
+async def bind(session: Session, model: Model) -> Binding:
+    """A binding of a model of the adder, over a buffer of its own."""
+    buffer = await session.buffers.allocate(4096)
+    inputs, outputs = AdderPlaces(buffer.buffer_id).places()
+    return await session.bindings.create(model.graphs[0], inputs, outputs, session.buffers)
 
 
 async def start_binding(
@@ -207,6 +216,45 @@ def test_a_caller_that_gives_up_leaves_a_binding_to_its_session(make_model: Make
     go(work)
 
 
+def test_a_caller_that_gives_up_during_a_reset_leaves_nothing(make_model: MakeModel) -> None:
+    async def work() -> None:
+        async with registering() as service:
+            session = attached(service)
+            model = await loaded(service, session, make_model())
+            service.contexts.gate.shut()
+            making = asyncio.create_task(bind(session, model))
+            await until(lambda: model.context.waiters > 0, "it waits")
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+            assert (model.context.waiters, len(session.bindings)) == (0, 0)
+            service.contexts.gate.open()
+            service.unload(session, model.model_id, "")
+            await until(lambda: not len(service.contexts), "nothing held the context")
+
+    go(work)
+
+
+def test_without_a_thread_to_be_had_a_binding_fails_and_the_next_one_is_made(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> None:
+        async with registering() as service:
+            session = attached(service)
+            model = await loaded(service, session, make_model())
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", start)
+                with pytest.raises(RuntimeError, match="new thread"):
+                    await bind(session, model)
+            assert not service.contexts.registrar.busy
+            binding = await bind(session, model)
+            await run(service, session, binding.binding_id)
+
+    go(work)
+
+
 def test_bindings_that_are_being_made_count(make_model: MakeModel) -> None:
     async def work() -> None:
         async with running(max_bindings=1) as service:
@@ -230,11 +278,9 @@ def test_memory_that_cannot_be_registered_after_all(make_model: MakeModel) -> No
         async with registering() as service:
             session = attached(service)
             model = await loaded(service, session, make_model())
-            buffer = await session.buffers.allocate(4096)
-            inputs, outputs = AdderPlaces(buffer.buffer_id).places()
             control_loaded("fail=memRegister:2:1007")
             with pytest.raises(BrokerError, match="1007"):
-                await session.bindings.create(model.graphs[0], inputs, outputs, session.buffers)
+                await bind(session, model)
             assert (len(session.bindings), service.backend.memory.live) == (0, 0)
 
     go(work)

@@ -5,7 +5,6 @@ The QNN library checks neither sizes nor overlap (it would write past the end), 
 past `check_regions` is executed as it is.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from qnnbroker.native.executor import BAND_NORMAL, ExecutorSession
 from qnnbroker.protos.errors import InvalidRequest, LimitExceeded, NotFound
 from qnnbroker.protos.tensors import TensorSpec
 
-from .backends.base import BackendGraph, Span
+from .backends.base import Span
 from .bound import BoundGraph
 from .buffers import BufferTable, SharedBuffer
 from .config import BrokerConfig
@@ -21,7 +20,7 @@ from .executor import LoopExecutor
 from .gating import check_usable
 from .ids import IdTable
 from .models import GraphView
-from .registrar import Registrar
+from .registrar import Steps
 from .registrations import Lease
 
 
@@ -164,6 +163,7 @@ class BindingTable:
         self._making = 0
         self._closed = False
         self._ending: dict[int, BoundGraph] = {}
+        self._look_at = 16
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -235,58 +235,52 @@ class BindingTable:
         for buffer in held:
             buffer.users += 1
 
-        def ended(task: "asyncio.Task[Binding]") -> None:
+        def ended() -> None:
             gone()
             self._making -= 1
             graph.context.waiters -= 1
             graph.context.touch()
-            if not task.cancelled():
-                task.exception()  # is for who waits, if anybody does
 
-        making = self._register(graph, spans, zero_copy, bind)
-        task = graph.context.store.registrar.start(making)
-        task.add_done_callback(ended)
-        return await asyncio.shield(task)
+        store = graph.context.store
+        try:
+            await store.gate.passed()  # a reset waits for registrations, and they for it
+        except BaseException:
+            ended()
+            raise
+        steps = self._register(graph, spans, zero_copy, bind, ended)
+        return await store.registrar.start(steps)
 
-    async def _register(
+    def _register(
         self,
         graph: GraphView,
         spans: Sequence[Span],
         zero_copy: str,
         bind: Callable[[Lease], BoundGraph],
-    ) -> Binding:
-        """Binds once the memory is registered; a reset waits for that."""
-        context, store = graph.context, graph.context.store
+        ended: Callable[[], None],
+    ) -> Steps[Binding]:
+        """Binds once the memory is registered."""
+        context = graph.context
         what = f"memory of graph {graph.name!r} of context {context.context_id} is being registered"
-        async with store.gate.creating(what):
-            check_usable(context)
-            context.making += 1
-            native = graph.native  # a reset that we met may have made it anew
-            try:
-                return await self._register_now(store.registrar, native, spans, zero_copy, bind)
-            finally:
-                context.making -= 1
-
-    async def _register_now(
-        self,
-        registrar: Registrar,
-        native: BackendGraph,
-        spans: Sequence[Span],
-        zero_copy: str,
-        bind: Callable[[Lease], BoundGraph],
-    ) -> Binding:
-        lease = await registrar.call(lambda: native.lease_memory(spans, zero_copy))
+        context.making += 1
         try:
-            if self._closed:
-                raise NotFound(
-                    "the session ended while its binding was made", reason="SESSION_UNKNOWN"
-                )
-            bound = bind(lease)
-        except BaseException:
-            unused = native.let_go_memory(lease)
-            await registrar.call(lambda: native.drop_memory(unused))
-            raise
-        return self._publish(bound)
+            with context.store.gate.inside(what):
+                check_usable(context)
+                native = graph.native  # a reset that we met may have made it anew
+                lease: Lease = yield lambda: native.lease_memory(spans, zero_copy)
+                try:
+                    if self._closed:
+                        raise NotFound(
+                            "the session ended while its binding was made", reason="SESSION_UNKNOWN"
+                        )
+                    bound = bind(lease)
+                except BaseException:
+                    unused = native.let_go_memory(lease)
+                    yield lambda: native.drop_memory(unused)
+                    raise
+                return self._publish(bound)
+        finally:
+            context.making -= 1
+            ended()
 
     def _publish(self, bound: BoundGraph) -> Binding:
         """Gives it its number."""
@@ -317,7 +311,9 @@ class BindingTable:
         if (ending := self._ending.get(binding_id)) is not None and not ending.gone:
             return ending
         bound = self._ids.remove(binding_id).bound
-        self._ending = {id: b for id, b in self._ending.items() if not b.gone}
+        if len(self._ending) >= self._look_at:  # not every time: a session may release thousands
+            self._ending = {id: b for id, b in self._ending.items() if not b.gone}
+            self._look_at = 2 * len(self._ending) + 16
         self._ending[binding_id] = bound
         bound.release()
         return bound

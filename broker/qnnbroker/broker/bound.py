@@ -9,7 +9,7 @@ meanwhile is looked at when the work has ended.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 
 from qnnbroker.native.executor import ExecutorBinding, ExecutorSession
 from qnnbroker.protos.errors import BackendError, BrokerError
@@ -19,6 +19,7 @@ from .backends.base import ClosableRunnable, Span
 from .executor import LoopExecutor
 from .gating import check_usable
 from .models import GraphView
+from .registrar import Steps
 from .registrations import Lease, Registration
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class BoundGraph:
         self._zero_copy = zero_copy
         self._lease: Lease | None = None
         self._runnable: ClosableRunnable | None = None
-        self._work: asyncio.Task[None] | None = None
+        self._work: asyncio.Future[None] | None = None
         check_usable(graph.context)
         lease = lease or graph.native.lease_memory_now((*inputs, *outputs), zero_copy)
         assert lease is not None
@@ -102,7 +103,7 @@ class BoundGraph:
         return self._runnable is None and self._work is None
 
     @property
-    def work(self) -> "asyncio.Task[None] | None":
+    def work(self) -> "asyncio.Future[None] | None":
         """What is under way with its memory."""
         return self._work
 
@@ -144,14 +145,14 @@ class BoundGraph:
         if unused := self.graph.native.let_go_memory(lease):
             self._begin(self._drop(unused))
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = self._work = self._registrar.start(work)
-        task.add_done_callback(self._worked)
+    def _begin(self, steps: Steps[None]) -> None:
+        work = self._work = self._registrar.start(steps)
+        work.add_done_callback(self._worked)
 
-    def _worked(self, task: "asyncio.Task[None]") -> None:
-        if (error := task.exception()) is not None:
+    def _worked(self, work: "asyncio.Future[None]") -> None:
+        if (error := work.exception()) is not None:
             log.error("memory of graph %s: %s", self.graph.name, error, exc_info=error)
-        if self._work is task:  # and did not begin another at its end
+        if self._work is work:  # and did not begin another at its end
             self._work = None
             self._advance()
 
@@ -189,21 +190,21 @@ class BoundGraph:
         else:
             self._go_on(lease)
 
-    async def _register(self, spans: Sequence[Span]) -> None:
+    def _register(self, spans: Sequence[Span]) -> Steps[None]:
         native = self.graph.native
         try:
-            lease = await self._registrar.call(lambda: native.lease_memory(spans, self._zero_copy))
+            lease: Lease = yield lambda: native.lease_memory(spans, self._zero_copy)
         except Exception as error:
             self._fail(error)
             return
         if self._wanted:
             self._go_on(lease)
         else:  # held, released or given up meanwhile
-            await self._drop(native.let_go_memory(lease))
+            yield from self._drop(native.let_go_memory(lease))
 
-    async def _drop(self, unused: Sequence[Registration]) -> None:
+    def _drop(self, unused: Sequence[Registration]) -> Steps[None]:
         native = self.graph.native
-        await self._registrar.call(lambda: native.drop_memory(unused))
+        yield lambda: native.drop_memory(unused)
 
     def _go_on(self, lease: Lease) -> None:
         """With registered memory: the runnable is built, and what waited runs."""

@@ -7,7 +7,7 @@ the one that comes.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from qnnbroker.protos.errors import LeaseRevoked
@@ -54,6 +54,12 @@ class Gate:
     async def creating(self, what: str) -> AsyncIterator[None]:
         """Waits until it is open, and is inside for the block. Leaving does not suspend."""
         await self.passed()
+        with self.inside(what):
+            yield
+
+    @contextlib.contextmanager
+    def inside(self, what: str) -> Iterator[None]:
+        """Is inside for the block, without a wait: for who has just `passed`."""
         key = object()
         self._inside[key] = what
         self._empty.clear()
