@@ -13,11 +13,16 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import grpc
 
 from qnnbroker.protos import paths
-from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
+
+from .stub import control_stub
+
+if TYPE_CHECKING:
+    from qnnbroker.v1.control_pb2_grpc import ControlServiceStub
 
 #: Opening costs some 3 ms: long enough that calls which belong together share a channel.
 REST_SECONDS = 1.0
@@ -69,7 +74,7 @@ class RestingChannel:
         return self._channel
 
     @contextlib.contextmanager
-    def stub(self) -> Iterator[ControlServiceStub]:
+    def stub(self) -> "Iterator[ControlServiceStub]":
         """The stub, for as long as the block lasts.
 
         Raises:
@@ -80,7 +85,7 @@ class RestingChannel:
                 raise ValueError("the channel is closed")
             if self._stub is None:
                 self._channel = self._open()
-                self._stub = ControlServiceStub(self._channel)
+                self._stub = control_stub(self._channel)
             stub = self._stub
             self._calls += 1
         try:
