@@ -39,7 +39,7 @@ def pair() -> Iterator[tuple[attach.AttachConnection, socket.socket]]:
     """A connection whose broker is the test."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    connection = attach.AttachConnection(ours, Path("/run/attach.sock"))
+    connection = attach.AttachConnection(ours, "/run/attach.sock")
     with theirs:
         yield connection, theirs
         connection.close()

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,7 +198,7 @@ def test_memory_that_is_not_what_it_should_be_is_refused(lender: Lender, message
     thread = threading.Thread(target=lend)
     thread.start()
     limits = attach.Limits(0, 0, 0, 0, 0, 0)
-    connection = attach.AttachConnection(ours, Path("/run/attach.sock"))
+    connection = attach.AttachConnection(ours, "/run/attach.sock")
     with Session(connection, attach.Hello(1, bytes(16), "/none", limits, "", 1, ())) as session:
         before = sorted(os.listdir("/proc/self/fd"))
         with pytest.raises(ProtocolError, match=message):

@@ -215,7 +215,7 @@ def test_a_name_that_nobody_wants_is_refused(attach: Attach, wrapper: Path) -> N
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../b", ""])
 def test_the_client_opens_nothing_elsewhere(tmp_path: Path, name: str) -> None:
     with pytest.raises(ProtocolError, match="not beside the model"):
-        open_beside(tmp_path / "model.onnx", name)
+        open_beside(str(tmp_path / "model.onnx"), name)
 
 
 def test_the_client_package_hands_over_all_that_belongs_to_a_model(

@@ -5,6 +5,7 @@ import os
 import socket
 import tempfile
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 
 import pytest
 
@@ -22,9 +23,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_our_variable_wins_over_xdg(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("XDG_RUNTIME_DIR", "/run/user/4711")
-    assert paths.runtime_dir() == Path("/run/user/4711/qnnbroker")
+    assert paths.runtime_dir() == "/run/user/4711/qnnbroker"
     environment.setenv(paths.RUNTIME_DIR_ENV, "/somewhere")
-    assert paths.runtime_dir() == Path("/somewhere")
+    assert paths.runtime_dir() == "/somewhere"
 
 
 def test_a_relative_directory_of_ours_is_seen_from_here(
@@ -32,7 +33,26 @@ def test_a_relative_directory_of_ours_is_seen_from_here(
 ) -> None:
     environment.chdir(tmp_path)
     environment.setenv(paths.RUNTIME_DIR_ENV, "run")
-    assert paths.runtime_dir() == tmp_path / "run"
+    assert paths.runtime_dir() == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "path", ["", ".", "run", "run/", "./run//x/.", "/", "/run/", "/run/./x//", "/a/../b", "a/.."]
+)
+def test_an_absolute_path_is_what_pathlib_makes_of_it(
+    environment: pytest.MonkeyPatch, tmp_path: Path, path: str
+) -> None:
+    environment.chdir(tmp_path)
+    assert paths.absolute(path) == paths.absolute(Path(path)) == str(Path(path).absolute())
+
+
+@pytest.mark.parametrize("path", ["/run/plain-1_2.~x", "/a b/%2f/?#", "/é/\n/\udcff"])
+def test_a_target_is_a_uri_of_exactly_that_path(path: str) -> None:
+    target = paths.grpc_target(path)
+    assert target.startswith("unix:/")
+    assert target.isascii()
+    assert not set(target) & set(" ?#\n")
+    assert unquote_to_bytes(target.removeprefix("unix:")) == os.fsencode(path)
 
 
 @pytest.mark.parametrize("xdg", ["", "run/user", "."])
@@ -40,15 +60,15 @@ def test_an_xdg_directory_that_is_not_absolute_is_ignored(
     environment: pytest.MonkeyPatch, xdg: str
 ) -> None:
     environment.setenv("XDG_RUNTIME_DIR", xdg)
-    assert paths.runtime_dir().parent == Path(tempfile.gettempdir())
+    assert Path(paths.runtime_dir()).parent == Path(tempfile.gettempdir())
 
 
 def test_the_fallback_is_one_directory_per_user(
     environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environment.setattr(tempfile, "tempdir", str(tmp_path))
-    assert paths.runtime_dir() == tmp_path / f"qnnbroker-{os.getuid()}"
-    assert not paths.runtime_dir().exists()
+    assert paths.runtime_dir() == str(tmp_path / f"qnnbroker-{os.getuid()}")
+    assert not Path(paths.runtime_dir()).exists()
 
 
 def test_a_made_directory_is_for_us_alone_whatever_the_umask(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class BrokerConfig:
     """What a broker is started with. Immutable; JSON in and out for the exec of the worker."""
 
     runtime_dir: str = field(
-        default_factory=lambda: str(runtime_dir()),
+        default_factory=runtime_dir,
         metadata={"help": "directory of the sockets; must be ours alone", "unit": ""},
     )
     backend: str = option("qnn", "qnn (a QNN directory) or fake (the fault-injecting stand-in)")

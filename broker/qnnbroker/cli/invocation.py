@@ -33,7 +33,7 @@ class Invocation:
             _, values = read_config_file(self.config_file)
             if "runtime_dir" in values:
                 return Path(str(values["runtime_dir"])).absolute()
-        return runtime_dir()
+        return Path(runtime_dir())
 
 
 def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:

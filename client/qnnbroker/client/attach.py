@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -94,7 +93,7 @@ class AttachConnection:
     of the parent.
     """
 
-    def __init__(self, sock: socket.socket, path: Path) -> None:
+    def __init__(self, sock: socket.socket, path: str) -> None:
         self._sock = sock
         self._path = path
         self._lock = threading.Lock()
@@ -272,7 +271,7 @@ class AttachConnection:
             return SessionClosed("the session was closed during the call")
         detail = f" ({exc.strerror})" if exc is not None else ""
         return BrokerLost(
-            f"the broker behind {str(self._path)!r} closed this session's connection{detail}"
+            f"the broker behind {self._path!r} closed this session's connection{detail}"
         )
 
     def is_lost(self, wait: float = 0.0) -> bool:
@@ -307,7 +306,7 @@ class AttachConnection:
         _open.discard(self)
 
 
-def open_connection(directory: Path | None, deadline: float) -> AttachConnection:
+def open_connection(directory: str | os.PathLike[str] | None, deadline: float) -> AttachConnection:
     """Connects to the broker of `directory` (None: the default one); no handshake yet.
 
     Raises:
@@ -315,20 +314,20 @@ def open_connection(directory: Path | None, deadline: float) -> AttachConnection
         NotAllowed: the directory, or the process behind the socket, is somebody else's.
         InvalidRequest: the path is too long for a socket.
     """
-    directory = paths.runtime_dir() if directory is None else directory.absolute()
-    paths.check_socket_path(directory)
-    path = directory / paths.ATTACH_SOCKET
-    return AttachConnection(_connect(directory, path, deadline), path)
+    found = paths.runtime_dir() if directory is None else paths.absolute(directory)
+    paths.check_socket_path(found)
+    path = os.path.join(found, paths.ATTACH_SOCKET)
+    return AttachConnection(_connect(found, path, deadline), path)
 
 
-def _connect(directory: Path, path: Path, deadline: float) -> socket.socket:
+def _connect(directory: str, path: str, deadline: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)
         paths.check_private(directory)
         while True:
             try:
-                sock.connect(str(path))
+                sock.connect(path)
                 break
             except BlockingIOError:  # the queue of connections is full
                 if time.monotonic() >= deadline:
@@ -337,7 +336,7 @@ def _connect(directory: Path, path: Path, deadline: float) -> socket.socket:
         _, uid, _ = fds.peer_credentials(sock.fileno())
         if uid not in (0, os.getuid()):
             raise NotAllowed(
-                f"the broker behind {str(path)!r} runs as uid {uid}; wanted are we "
+                f"the broker behind {path!r} runs as uid {uid}; wanted are we "
                 f"(uid {os.getuid()}) or root",
                 reason="PEER_UID",
             )
@@ -348,11 +347,11 @@ def _connect(directory: Path, path: Path, deadline: float) -> socket.socket:
             raise
         if isinstance(exc, (FileNotFoundError, NotADirectoryError, ConnectionRefusedError)):
             raise BrokerUnavailable(
-                f"no broker listens at {str(path)!r}; start one with `qnnbroker serve`"
+                f"no broker listens at {path!r}; start one with `qnnbroker serve`"
             ) from None
         if isinstance(exc, PermissionError):
-            raise NotAllowed(f"we may not connect to {str(path)!r}: {exc.strerror}") from None
-        raise BrokerUnavailable(f"cannot connect to {str(path)!r}: {exc.strerror}") from exc
+            raise NotAllowed(f"we may not connect to {path!r}: {exc.strerror}") from None
+        raise BrokerUnavailable(f"cannot connect to {path!r}: {exc.strerror}") from exc
 
 
 def parse(kind: type[_Message], body: bytes) -> _Message:

@@ -4,7 +4,6 @@
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Literal
 
 from qnnbroker.protos.errors import BrokerLost, BrokerUnavailable, InvalidRequest
@@ -55,8 +54,7 @@ def connect(
         DeadlineExpired: it listens but does not answer.
     """
     deadline = time.monotonic() + timeout
-    directory = None if runtime_dir is None else Path(runtime_dir)
-    client_name = Path(sys.argv[0] or "python").name if name is None else name
+    client_name = os.path.basename(sys.argv[0] or "python") if name is None else name
     if band not in BANDS or not 1 <= weight <= 100:
         raise InvalidRequest(
             f"a band of {', '.join(BANDS)} and a weight of 1 to 100 wanted, "
@@ -65,14 +63,14 @@ def connect(
     wishes = Wishes(client_name, weight, BANDS[band], ring, perf_mode or "")
     while True:
         try:
-            return _attach(directory, wishes, deadline)
+            return _attach(runtime_dir, wishes, deadline)
         except (BrokerUnavailable, BrokerLost):
             if not wait or time.monotonic() >= deadline:
                 raise
         time.sleep(RETRY_SECONDS)
 
 
-def _attach(directory: Path | None, wishes: Wishes, deadline: float) -> Session:
+def _attach(directory: str | os.PathLike[str] | None, wishes: Wishes, deadline: float) -> Session:
     attach = open_connection(directory, deadline)
     try:
         hello = attach.hello(wishes, max(0.0, deadline - time.monotonic()))

@@ -7,7 +7,6 @@ So the broker, which may run with other rights, opens nothing that this process 
 import os
 import stat
 import time
-from pathlib import Path
 
 from qnnbroker.protos import attach as frames
 from qnnbroker.protos.errors import InvalidRequest, NotAllowed, NotFound, ProtocolError
@@ -19,7 +18,7 @@ from .attach import AttachConnection, parse
 _MAX_FILES = 16
 
 
-def hand_over(attach: AttachConnection, path: Path, timeout: float) -> int:
+def hand_over(attach: AttachConnection, path: str, timeout: float) -> int:
     """The file id for LoadModelRequest of the model at an absolute path.
 
     Raises:
@@ -28,7 +27,7 @@ def hand_over(attach: AttachConnection, path: Path, timeout: float) -> int:
         BrokerError: what the broker says about the files.
     """
     deadline = time.monotonic() + timeout
-    answer = _send(attach, 0, str(path), open_model(path), deadline)
+    answer = _send(attach, 0, path, open_model(path), deadline)
     for _ in range(_MAX_FILES):
         if not answer.wanted:
             return answer.file_id
@@ -40,10 +39,10 @@ def hand_over(attach: AttachConnection, path: Path, timeout: float) -> int:
             open_beside(path, wanted.name),
             deadline,
         )
-    raise ProtocolError(f"the broker wants more and more files for {str(path)!r}")
+    raise ProtocolError(f"the broker wants more and more files for {path!r}")
 
 
-def open_model(path: Path) -> int:
+def open_model(path: str) -> int:
     """An fd on a regular file. Never blocks on a FIFO, and opens no device.
 
     Raises:
@@ -53,35 +52,33 @@ def open_model(path: Path) -> int:
         info = os.stat(path)
         if not stat.S_ISREG(info.st_mode):
             raise InvalidRequest(
-                f"a model file wanted, {str(path)!r} is {_kind(info.st_mode)}", reason="BAD_FILE"
+                f"a model file wanted, {path!r} is {_kind(info.st_mode)}", reason="BAD_FILE"
             )
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(
-            f"there is no file {str(path)!r}", reason="FILE_MISSING", path=path
-        ) from None
+        raise NotFound(f"there is no file {path!r}", reason="FILE_MISSING", path=path) from None
     except PermissionError:
         raise NotAllowed(
-            f"this process may not read {str(path)!r}", reason="FILE_UNREADABLE", path=path
+            f"this process may not read {path!r}", reason="FILE_UNREADABLE", path=path
         ) from None
     except InvalidRequest:
         raise
     except (OSError, ValueError) as exc:
-        raise InvalidRequest(f"cannot open {str(path)!r}: {exc}", reason="BAD_FILE") from exc
+        raise InvalidRequest(f"cannot open {path!r}: {exc}", reason="BAD_FILE") from exc
 
 
-def open_beside(path: Path, name: str) -> int | None:
+def open_beside(path: str, name: str) -> int | None:
     """An fd on a file that belongs to the model; None when there is none, which the broker judges.
 
     Raises:
         ProtocolError: the broker asks for a file elsewhere.
         NotAllowed, InvalidRequest: as `open_model`.
     """
-    parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise ProtocolError(f"the broker asks for the file {name!r}, which is not beside the model")
     try:
-        return open_model(path.parent / name)
+        return open_model(os.path.join(os.path.dirname(path), *parts))
     except NotFound:
         return None
 

@@ -7,7 +7,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -163,7 +162,7 @@ class Session:
         except ValueError as exc:  # not text: the name of the file is not UTF-8
             raise InvalidRequest(f"the path {absolute!r} is not text", reason="BAD_FILE") from exc
         if self._hello.takes_files:
-            request.file_id = hand_over(self._attach, Path(absolute), timeout)
+            request.file_id = hand_over(self._attach, absolute, timeout)
         model: Model | None = None
         try:
             with contextlib.closing(self._control.load_model(request, timeout)) as reports:

@@ -8,10 +8,15 @@ temporary directory. Whichever it is, it is checked to be ours alone.
 import contextlib
 import os
 import stat
-from pathlib import Path
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
 from .errors import InvalidRequest, NotAllowed
+
+if TYPE_CHECKING:
+    # Clients pass strings: pathlib, with what it imports, is 0.8 MiB that they do without.
+    from pathlib import Path
+
+    AnyPath = str | os.PathLike[str]
 
 RUNTIME_DIR_ENV = "QNNBROKER_RUNTIME_DIR"
 ATTACH_SOCKET = "attach.sock"
@@ -22,27 +27,38 @@ LOCK_FILE = "broker.lock"
 MAX_SOCKET_PATH_BYTES = 107
 #: Longest name we put in the directory, `grpc-<n>.sock` with room for the number.
 _LONGEST_NAME = "grpc-0000000000.sock"
+#: Bytes that mean themselves in a URI's path.
+_PLAIN = frozenset(b"/-._~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
-def runtime_dir() -> Path:
+def absolute(path: "AnyPath") -> str:
+    """The path from the root, without empty parts and ".": a link with a slash behind it would be
+    followed. ".." stays, since what is before it may be a link."""
+    text = os.fspath(path)
+    if not os.path.isabs(text):
+        text = os.path.join(os.getcwd(), text)
+    return "/" + "/".join(part for part in text.split("/") if part not in ("", "."))
+
+
+def runtime_dir() -> str:
     """The directory that a broker or client of this user uses by default. Creates nothing."""
     if named := os.environ.get(RUNTIME_DIR_ENV):
-        return Path(named).absolute()
+        return absolute(named)
     xdg = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(xdg):  # the XDG specification wants a relative one ignored
-        return Path(xdg) / "qnnbroker"
+        return os.path.join(absolute(xdg), "qnnbroker")
     import tempfile  # seldom needed, and half a megabyte of modules in every client
 
-    return Path(tempfile.gettempdir()) / f"qnnbroker-{os.getuid()}"
+    return os.path.join(absolute(tempfile.gettempdir()), f"qnnbroker-{os.getuid()}")
 
 
-def check_socket_path(directory: Path) -> None:
+def check_socket_path(directory: "AnyPath") -> None:
     """Refuses a directory whose socket paths the kernel or gRPC could not take.
 
     Raises:
         InvalidRequest: the path is too long, or has a comma.
     """
-    length = len(os.fsencode(directory / _LONGEST_NAME))
+    length = len(os.fsencode(os.path.join(directory, _LONGEST_NAME)))
     if length > MAX_SOCKET_PATH_BYTES:
         raise InvalidRequest(
             f"the runtime directory {str(directory)!r} makes socket paths of {length} bytes; "
@@ -55,12 +71,13 @@ def check_socket_path(directory: Path) -> None:
         )
 
 
-def grpc_target(socket_path: str | os.PathLike[str]) -> str:
+def grpc_target(socket_path: "AnyPath") -> str:
     """How gRPC is told of a Unix socket: as a URI, in which '%', '?' and '#' mean something."""
-    return "unix:" + quote(os.fsencode(socket_path))
+    path = os.fsencode(socket_path)
+    return "unix:" + "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in path)
 
 
-def check_private(directory: Path) -> None:
+def check_private(directory: "AnyPath") -> None:
     """Refuses a directory that somebody else owns or can enter.
 
     Raises:
@@ -85,7 +102,7 @@ def check_private(directory: Path) -> None:
         )
 
 
-def make_runtime_dir(directory: Path) -> None:
+def make_runtime_dir(directory: "Path") -> None:
     """Creates the directory and its missing parents (0700), and checks it.
 
     Raises:
