@@ -3,7 +3,7 @@
 
 import asyncio
 import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 
 import pytest
 from tests.waiting import wait_until
@@ -138,3 +138,57 @@ def test_what_is_made_for_somebody_who_waits_is_theirs() -> None:
 
 def refuse() -> Made:
     raise ValueError("no")
+
+
+def test_it_is_tidied_once_when_all_calls_are_over_on_a_thread_that_made_none() -> None:
+    tidied: list[str] = []
+
+    def tidy() -> None:
+        tidied.append(threading.current_thread().name)
+
+    threads = FreshThreads(2, "t", tidy=tidy, rest_seconds=0)
+    go, begun = threading.Event(), threading.Event()
+    second: list[Future[bool]] = []
+
+    def first() -> None:  # something is always under way or waits, until `go`
+        second.append(threads.submit(go.wait, 60))
+        begun.set()
+
+    threads.submit(first).result(timeout=60)
+    assert begun.is_set()
+    assert not tidied
+    go.set()
+    assert second[0].result(timeout=60)
+    wait_until(lambda: tidied, "it has been tidied")
+    assert tidied == ["t-tidy-1"]
+    threads.submit(int).result(timeout=60)
+    wait_until(lambda: len(tidied) == 2, "and again after the next call")
+    threads.shutdown()
+
+
+def test_as_many_threads_as_ran_take_over_what_is_left_of_them_before_it_is_tidied() -> None:
+    alive: list[int] = []
+
+    def tidy() -> None:
+        alive.append(sum(thread.name.startswith("t-tidy-") for thread in threading.enumerate()))
+
+    threads, together = FreshThreads(3, "t", tidy=tidy, rest_seconds=0), threading.Barrier(3)
+    calls = [threads.submit(together.wait, 60) for _ in range(3)]
+    assert not wait(calls, timeout=60).not_done
+    wait_until(lambda: alive, "it has been tidied")
+    assert alive[0] >= 3
+    threads.shutdown()
+
+
+def test_shutdown_ends_the_wait_for_a_rest_and_nothing_is_tidied_any_more() -> None:
+    tidied: list[int] = []
+    threads = FreshThreads(1, "t", tidy=lambda: tidied.append(1), rest_seconds=600)
+    threads.submit(int).result(timeout=60)
+
+    def waiting() -> bool:
+        return any(thread.name == "t-tidy" for thread in threading.enumerate())
+
+    wait_until(waiting, "somebody waits for the time")
+    threads.shutdown()
+    wait_until(lambda: not waiting(), "nobody waits any more")
+    assert not tidied

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 
+from qnnbroker.native import heap
 from qnnbroker.protos.paths import (
     ATTACH_SOCKET,
     GRPC_SOCKET,
@@ -95,7 +96,7 @@ class Broker:
             self._listener = bind_listener(directory / ATTACH_SOCKET)
         loop = asyncio.get_running_loop()
         memory = BufferMemory(config)
-        self._threads = FreshThreads(config.load_threads, "qnnbroker-load")
+        self._threads = FreshThreads(config.load_threads, "qnnbroker-load", tidy=heap.trim)
         self._backend = await loop.run_in_executor(
             self._threads, open_backend, config, memory.probe_region
         )
