@@ -14,7 +14,7 @@ import pytest
 from qnnbroker.benchmarks import plots, suite
 from qnnbroker.benchmarks.machine import Machine
 from qnnbroker.benchmarks.rows import Mode, Row
-from qnnbroker.cli.main import run as run_line
+from qnnbroker.cli.process import run as run_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-P", "-m", "qnnbroker.cli.main", "bench"]

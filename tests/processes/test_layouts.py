@@ -273,6 +273,6 @@ def test_the_worker_imports_neither_onnx_nor_onnxruntime(
     assert "libQnnHtp.so" in maps
     assert "onnxruntime_pybind" not in maps
     assert "/onnx/" not in maps
-    code = "import sys, qnnbroker.broker.__main__ as m; print(*sys.modules)"
+    code = "import sys, qnnbroker.broker.process as m; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"onnx", "onnxruntime", "click", "rich"} & set(out.stdout.split())

@@ -95,13 +95,17 @@ def serve(**given: str | bool | None) -> Never:
 
 
 def become(command: list[str]) -> Never:
-    """Replaces this process. Signals go back to what they were before Python came."""
+    """Replaces this process. Signals go back to what they were before Python came, and a Ctrl-C
+    waits until the new program can take it: what starts it is Python once more."""
     import signal
+
+    from qnnbroker.broker.interrupts import hold_back
 
     sys.stdout.flush()
     sys.stderr.flush()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    hold_back()
     os.execv(command[0], command)
 
 
