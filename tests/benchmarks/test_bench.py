@@ -3,6 +3,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -150,3 +151,30 @@ def test_the_document_explains_every_benchmark_and_target() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     missing = [n for n in [*CATALOGUE, *(t.id for t in suite.targets())] if f"`{n}`" not in text]
     assert missing == []
+
+
+def test_our_bytecode_is_in_the_cache_whatever_the_environment_says(tmp_path: Path) -> None:
+    program = (
+        "import importlib.util, os, sys\n"
+        "from qnnbroker.benchmarks import suite\n"
+        "suite.as_installed()\n"
+        "import qnnbroker.client, qnnbroker.broker.app\n"
+        "ours = [m.__spec__.origin for n, m in sys.modules.items() if n.startswith('qnnbroker.')]\n"
+        "sources = [origin for origin in ours if origin and origin.endswith('.py')]\n"
+        "cached = [importlib.util.cache_from_source(source) for source in sources]\n"
+        "print(len(cached) > 50, [name for name in cached if not os.path.exists(name)])\n"
+    )
+    environment = os.environ | {
+        "PYTHONPYCACHEPREFIX": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        env=environment,
+    )
+    assert done.stdout.split() == ["True", "[]"]
+    assert done.stderr == ""
