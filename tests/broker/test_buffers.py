@@ -3,12 +3,14 @@
 
 import asyncio
 import resource
+import threading
 from collections.abc import Callable
 
 import pytest
 from tests.broker.inside import alive, attached, go, running
 
 from qnnbroker.broker.service import BrokerService
+from qnnbroker.native.region import Region
 from qnnbroker.protos.errors import BrokerError, InvalidRequest, LeaseRevoked, LimitExceeded
 
 PAGE = 4096
@@ -86,6 +88,29 @@ def test_a_session_that_ends_meanwhile_gets_no_buffer(regions: Callable[[], int]
             with pytest.raises(BrokerError, match="ended"):
                 await making
             assert regions() == 0
+
+    go(work)
+
+
+def test_memory_made_for_somebody_who_gave_up_is_given_back(regions: Callable[[], int]) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def late(size_bytes: int) -> Region:
+        begun.set()
+        go_on.wait(60)
+        return Region.create(size_bytes)
+
+    async def work() -> None:
+        async with running() as service:
+            buffers = attached(service).buffers
+            service.sessions.memory.maker = lambda kind: late  # type: ignore[method-assign]
+            making = asyncio.create_task(buffers.allocate(PAGE))
+            await asyncio.to_thread(begun.wait, 60)
+            making.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await making
+            go_on.set()
+        assert (regions(), buffers.total_bytes) == (0, 0)
 
     go(work)
 

@@ -2,7 +2,9 @@
 """Loads that are joined, when the file of whoever came first is not what it was."""
 
 import asyncio
+import contextlib
 import fcntl
+import os
 import shutil
 import threading
 import time
@@ -12,12 +14,13 @@ from pathlib import Path
 import pytest
 from tests.broker.inside import attached, go, hanging, loaded, running, until
 from tests.fake_models import MakeModel, adder
+from tests.few_fds import few_fds
 from tests.waiting import PATIENCE_SECONDS
 
 from qnnbroker.broker.files import SETTLED_NS, ModelFile
 from qnnbroker.broker.models import Model
 from qnnbroker.native.fake import control_loaded
-from qnnbroker.protos.errors import InvalidRequest
+from qnnbroker.protos.errors import BrokerError, InvalidRequest
 
 
 @pytest.mark.parametrize("joining", [1, 3])
@@ -100,5 +103,25 @@ def test_a_failure_of_the_library_is_everybodys(make_model: MakeModel) -> None:
             results = await asyncio.gather(*loads, return_exceptions=True)
             assert [type(r).__name__ for r in results] == ["LimitExceeded"] * 2
             assert len(service.contexts) == 0
+
+    go(work)
+
+
+@pytest.mark.parametrize("left", range(5))
+def test_a_file_that_cannot_be_held_for_want_of_fds_is_not_kept_open(
+    make_model: MakeModel, left: int
+) -> None:
+    async def work() -> None:
+        path = make_model()
+        async with running() as service:
+            model = await loaded(service, attached(service), path)
+            with open(path, "r+b"):  # somebody writes it: no lease, so it is copied
+                before, held = sorted(os.listdir("/proc/self/fd")), None
+                with few_fds(left), contextlib.suppress(OSError, BrokerError):
+                    held = model.context.binary()
+                if held is not None:
+                    held.close()
+                assert sorted(os.listdir("/proc/self/fd")) == before
+            assert (held is not None) == (left >= 3)
 
     go(work)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.few_fds import few_fds
 from tests.tiny_wrappers import around_embedded, ep_node, model_of
 
 from qnnbroker.broker import files, layouts, leases
@@ -232,3 +233,12 @@ def outcome(read: Callable[[], Wrapper]) -> object:
         return read()
     except BrokerError as error:
         return type(error), error.reason, error.message
+
+
+def test_without_an_fd_for_a_large_wrapper_nothing_of_it_stays_open(tmp_path: Path) -> None:
+    path = tmp_path / "large.onnx"
+    huge_wrapper(path, 1 << 21)
+    gathering = Gathering(ModelFile.open(path))
+    gathering.add("large.manifest.json", None)
+    with few_fds(0), pytest.raises(OSError, match="Too many open files"):
+        gathering.finish()

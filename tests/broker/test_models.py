@@ -2,12 +2,16 @@
 """Which model a name means, and for whom."""
 
 import asyncio
+import json
+import threading
 from pathlib import Path
 
 import pytest
 from tests.broker.inside import attached, go, running, until
 from tests.fake_models import MakeModel, adder
+from tests.processes.test_handing_over import sha256
 
+from qnnbroker.broker.layouts import OpenedModel
 from qnnbroker.broker.models import Model
 from qnnbroker.broker.service import BrokerService
 from qnnbroker.broker.sessions import Session
@@ -77,4 +81,33 @@ def test_of_two_loads_at_a_time_one_gets_the_name(make_model: MakeModel) -> None
             assert service.model(None, 0, "same") is model
             await until(lambda: len(service.contexts) == 1, "the other one is given back")
 
+    go(work)
+
+
+def test_a_wrapper_stays_open_for_as_long_as_it_is_checked_for_somebody_who_gave_up(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, found = threading.Event(), threading.Event(), []
+
+    def late(opened: OpenedModel, digest: str) -> None:
+        begun.set()
+        go_on.wait(60)
+        found.append(opened.binary.file.fd >= 0)
+
+    async def work() -> None:
+        path = make_model("m")
+        content = {"format": 1, "binary": {"name": path.name, "sha256": sha256(path)}}
+        path.with_suffix(".manifest.json").write_text(json.dumps(content))
+        async with running() as service:
+            task = asyncio.create_task(load(service, None, path))
+            await asyncio.to_thread(begun.wait, 60)
+            task.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(service.models._hashes.threads.submit(int).result)
+            assert found == [True]
+
+    monkeypatch.setattr(OpenedModel, "check_manifest", late)
     go(work)

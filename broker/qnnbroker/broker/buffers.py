@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared buffers of one session: allocated, sealed, counted, given back."""
 
-import asyncio
 from dataclasses import dataclass
 
 from qnnbroker.native.region import Region
@@ -10,6 +9,7 @@ from qnnbroker.protos.errors import InvalidRequest, LimitExceeded
 from .buffer_memory import BufferMemory
 from .config import BrokerConfig
 from .ids import IdTable
+from .threads import made_on_thread
 
 
 @dataclass(eq=False)
@@ -103,7 +103,8 @@ class BufferTable:
         self._reserved_bytes += size_bytes
         try:
             # Filling gigabytes with zero pages takes a while: not on the event loop.
-            region = await asyncio.to_thread(self._memory.maker(kind), size_bytes)
+            make = self._memory.maker(kind)
+            region = await made_on_thread(None, lambda: make(size_bytes))
         except OSError as error:
             raise LimitExceeded(
                 f"the system refused a buffer of {size_bytes} bytes: {error.strerror}",

@@ -83,13 +83,15 @@ class Context:
             held = SteadyFile(self.file.original().duplicate())
         except OSError:
             return None
+        same = False
         try:
-            if held.hash_held() == self.content_hash:
-                return held
+            same = held.hash_held() == self.content_hash
         except BrokerError as error:
             log.debug("context %d: its file is not what it was: %s", self.context_id, error)
-        held.close()
-        return None
+        finally:
+            if not same:
+                held.close()
+        return held if same else None
 
     @property
     def binding_count(self) -> int:

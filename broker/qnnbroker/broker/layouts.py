@@ -155,13 +155,20 @@ class Gathering:
         return found
 
     def finish(self) -> OpenedModel:
-        """All that there is; nothing is left here.
+        """All that there is; nothing is left here, also after an error.
 
         Raises:
             InvalidRequest: a file is still wanted.
+            OSError: no file descriptor is left.
         """
-        if missing := self.wanted():
+        try:
+            return self._finish()
+        except BaseException:
             self.close()
+            raise
+
+    def _finish(self) -> OpenedModel:
+        if missing := self.wanted():
             raise InvalidRequest(f"the file {missing[0][0]!r} was not handed over")
         found = [m for m in self._found.values() if isinstance(m, Manifest)]
         whole = None

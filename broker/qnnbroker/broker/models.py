@@ -25,7 +25,7 @@ from .files import HashCache
 from .ids import IdTable
 from .layouts import OpenedModel, open_path
 from .registrations import Lease
-from .steady import content_hash
+from .steady import content_hash, to_its_end
 from .threads import made_on_thread
 
 log = logging.getLogger(__name__)
@@ -184,9 +184,10 @@ class ModelTable:
                 self._contexts.is_resident,
             )
             if opened.manifest is not None:
-                await asyncio.get_running_loop().run_in_executor(
+                checking = asyncio.get_running_loop().run_in_executor(
                     self._hashes.threads, opened.check_manifest, digest
                 )
+                await to_its_end(checking)
             name = name or source.name.split(".")[0].removesuffix("_ctx")
             key = ContextKey(digest, tuple(sorted(set(enable_graphs))))
             if session_id is None and not replace:
