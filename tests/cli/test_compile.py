@@ -4,6 +4,9 @@
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +58,38 @@ def test_wrapper_binary_and_manifest_are_written(cli: CommandLine, source: Path)
     assert sorted(os.listdir(source.parent)) == sorted(
         [source.name, wrapper.name, binary.name, manifest_path(wrapper).name]
     )
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_that_is_asked_for_when_the_files_have_their_names_waits_for_the_manifest(
+    source: Path, number: signal.Signals, share: bool
+) -> None:
+    script = (
+        "import os, sys\n"
+        "from qnnbroker.cli import main, manifest\n"
+        "real = manifest.make_manifest\n"
+        "number = int(sys.argv.pop())\n"
+        "def make(*arguments):\n"
+        "    os.kill(os.getpid(), number)\n"
+        "    return real(*arguments)\n"
+        "manifest.make_manifest = make\n"
+        "main.main()\n"
+    )
+    models, options = [source], []
+    if share:
+        options.append("--share-weights")
+        models.append(source.with_name("other.onnx"))
+        models[1].write_bytes(source.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", script, "compile", *models, *options, str(int(number))],
+        capture_output=True,
+    )
+    assert done.returncode == 128 + number, done.stderr
+    for model in models:
+        wrapper = model.with_name(f"{model.stem}_ctx.onnx")
+        manifest = json.loads(manifest_path(wrapper).read_text())
+        assert manifest["wrapper"]["sha256"] == sha256(wrapper)
 
 
 def test_the_output_can_be_named_and_the_binary_embedded(cli: CommandLine, source: Path) -> None:

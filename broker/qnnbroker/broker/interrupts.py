@@ -5,7 +5,13 @@ Python would raise KeyboardInterrupt out of whatever import is under way: a trac
 or an exception that is swallowed, where imports call back. Who has SIGINT ignored keeps it so.
 """
 
+import contextlib
 import signal
+from collections.abc import Iterator
+from types import FrameType
+
+#: What asks a process to end, and unwinds a command like an exception.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once() -> None:
@@ -31,3 +37,27 @@ def hold_back() -> None:
         KeyboardInterrupt: there was one just before.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Exceptions of signals that ask us to end come after the block: it is done as a whole.
+
+    Main thread only.
+    """
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    taken = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in taken:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+        for asked in came:
+            signal.raise_signal(asked)

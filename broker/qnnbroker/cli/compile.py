@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`qnnbroker compile`: an ONNX model becomes a context binary, a wrapper and a manifest."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,11 +76,13 @@ def compile_command(
 
     Writes a wrapper, the context binary beside it, and a manifest (JSON) that says what they were
     made from and with. A model of which any operator would have to run on the CPU is refused, and
-    the operators are named. On failure, and on Ctrl-C, nothing is left behind.
+    the operators are named. On failure nothing is left behind, nor on Ctrl-C: one that comes when
+    the files get their names lets them all have theirs.
     """
+    from qnnbroker.broker.interrupts import deferred
     from qnnbroker.protos.errors import InvalidRequest, Unsupported
 
-    from .compiling import compile_model, default_output
+    from .compiling import INSTALLING, compile_model, default_output
     from .manifest import make_manifest, write_manifest
     from .output import print_json, progress
 
@@ -96,7 +99,13 @@ def compile_command(
     if source.is_dir():
         raise InvalidRequest(f"an ONNX file wanted, {model!r} is a directory", reason="BAD_FILE")
     target = default_output(source) if output is None else Path(output)
-    with progress(f"compiling {source.name}", silent=call.json) as bar:
+    with ExitStack() as whole, progress(f"compiling {source.name}", silent=call.json) as bar:
+
+        def update(stage: str) -> None:
+            if stage == INSTALLING:
+                whole.enter_context(deferred())  # the manifest comes with the files, or nothing
+            bar.update(stage)
+
         try:
             result = compile_model(
                 source,
@@ -104,7 +113,7 @@ def compile_command(
                 fp16=fp16,
                 soc_model=soc_model,
                 embed=embed,
-                progress=bar.update,
+                progress=update,
                 timeout=timeout,
             )
         except Unsupported as error:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`qnnbroker compile --share-weights`: several models become one binary and a wrapper each."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from .invocation import invocation
@@ -21,9 +22,11 @@ def compile_share(
         WrongUsage: options that do not go together.
         BrokerError, Failure: see `compile_shared`.
     """
+    from qnnbroker.broker.interrupts import deferred
     from qnnbroker.protos.errors import Unsupported
 
     from .compile import report_refusal
+    from .compiling import INSTALLING
     from .compiling_shared import compile_shared
     from .manifest import make_manifest, write_manifest
     from .output import print_fields, print_json, progress, show_bytes
@@ -37,14 +40,23 @@ def compile_share(
     directory = sources[0].parent if output is None else Path(output)
     if output is not None and output.endswith("/"):
         directory.mkdir(parents=True, exist_ok=True)
-    with progress(f"compiling {len(sources)} models", silent=call.json) as bar:
+    with (
+        ExitStack() as whole,
+        progress(f"compiling {len(sources)} models", silent=call.json) as bar,
+    ):
+
+        def update(stage: str) -> None:
+            if stage == INSTALLING:
+                whole.enter_context(deferred())  # the manifests come with the files, or nothing
+            bar.update(stage)
+
         try:
             result = compile_shared(
                 sources,
                 directory,
                 fp16=fp16,
                 soc_model=soc_model,
-                progress=bar.update,
+                progress=update,
                 timeout=timeout,
             )
         except Unsupported as error:

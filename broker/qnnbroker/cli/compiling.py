@@ -30,6 +30,8 @@ from qnnbroker.protos.errors import (
 )
 
 DEFAULT_SOC_MODEL = 60
+#: The stage in which the files get their names, the last one.
+INSTALLING = "writing"
 _LOG_TAIL_BYTES = 2000
 
 Progress = Callable[[str], None]
@@ -137,7 +139,7 @@ def compile_model(
         report = run_child(job, source.name, progress, deadline)
         binary_name = report["binary"]
         if progress is not None:
-            progress("writing")
+            progress(INSTALLING)
         _install(work, output, binary_name)
     return CompileResult(
         wrapper=output,

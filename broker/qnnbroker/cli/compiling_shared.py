@@ -13,6 +13,7 @@ from qnnbroker.protos.errors import InvalidRequest, NotFound
 
 from .compiling import (
     DEFAULT_SOC_MODEL,
+    INSTALLING,
     CompileResult,
     Progress,
     compiled_tensors,
@@ -102,7 +103,7 @@ def compile_shared(
         report = run_child(job, names, progress, deadline, "qnnbroker.cli.compile_share_child")
         binary = report["models"][0]["binary"]
         if progress is not None:
-            progress("writing")
+            progress(INSTALLING)
         install_all(work, directory, [binary, *(o.name for o in outputs)])
     seconds = time.monotonic() - started
     return SharedResult(
