@@ -17,8 +17,8 @@ from qnnbroker.v1 import attach_pb2, control_pb2_grpc
 
 HEADER_BYTES, SUBMISSION_BYTES, COMPLETION_BYTES = 256, 32, 64
 #: Where the indexes and flags lie: in the client's file, and in the broker's.
-SQ_TAIL, CQ_HEAD, CLIENT_SLEEPS = 0, 64, 128
-CQ_TAIL, SQ_HEAD, BROKER_SLEEPS = 64, 128, 192
+SQ_TAIL, CLIENT_CORE, CQ_HEAD, CLIENT_SLEEPS = 0, 4, 64, 128
+CQ_TAIL, BROKER_CORE, SQ_HEAD, BROKER_SLEEPS = 64, 68, 128, 192
 
 #: ticket, status, queue ns, execute ns, copied bytes
 Completion = tuple[int, int, int, int, int]

@@ -10,6 +10,10 @@ HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "native/qnnbroker/native/csrc"
 
 
+#: Naps of a client that last until somebody ends them: a lost wake-up does not go unnoticed.
+ENDLESS_NAPS = "-DNAP_NS=UINT64_MAX"
+
+
 def compiled(folder: Path, program: str, sources: list[str], sanitizer: str = "") -> Path:
     """`program`.c of this folder with `sources` of ours; once per folder and sanitizer.
 
@@ -24,6 +28,7 @@ def compiled(folder: Path, program: str, sources: list[str], sanitizer: str = ""
     done = subprocess.run(
         # GCC says that ThreadSanitizer does not know fences: no report depends on them.
         ["gcc", "-std=gnu11", "-g", *options, "-Wall", "-Wextra", "-Werror", "-Wno-tsan"]
+        + [ENDLESS_NAPS]
         + ["-Wno-unused-parameter", f"-I{CSRC}", "-o", str(output)]
         + [str(HERE / f"{program}.c"), *(str(CSRC / s) for s in sources), "-lpthread"],
         capture_output=True,

@@ -50,7 +50,7 @@ typedef struct broker {
     qb_sq_slot queued[65536];
     uint32_t count;
     uint64_t next[MAX_THREADS]; /* number expected of each client thread */
-    uint64_t taken, completed, cancelled, naps, random;
+    uint64_t taken, completed, cancelled, naps, bells, tails, random;
 } broker;
 
 static void complete(broker *b, uint32_t at, uint32_t status) {
@@ -65,8 +65,10 @@ static void complete(broker *b, uint32_t at, uint32_t status) {
     if (!qb_ring_push(&b->ring, &done))
         DIE("the completion ring is full after %llu", (unsigned long long)b->completed);
     b->completed++;
-    if (qb_ring_client_sleeps(&b->ring))
-        qb_bell_ring(bell_ends[1]);
+    uint32_t asleep = qb_ring_client_sleeps(&b->ring);
+    b->bells += (asleep & QB_SLEEPS_ON_BELL) != 0;
+    b->tails += (asleep & QB_SLEEPS_ON_TAIL) != 0;
+    qb_client_wake(asleep, bell_ends[1], &broker_file->cq_tail);
 }
 
 static void take(broker *b) {
@@ -314,9 +316,10 @@ int main(int argc, char **argv) {
     if (b->taken != messages || b->completed != messages || b->count)
         DIE("%llu messages, %llu completed", (unsigned long long)b->taken,
             (unsigned long long)b->completed);
-    printf("ok %llu messages, %llu cancelled, %llu naps of the broker\n",
+    printf("ok %llu messages, %llu cancelled, %llu naps of the broker; the client slept on its bell %llu "
+           "times, on the tail %llu times\n",
            (unsigned long long)messages, (unsigned long long)b->cancelled,
-           (unsigned long long)b->naps);
+           (unsigned long long)b->naps, (unsigned long long)b->bells, (unsigned long long)b->tails);
     free(b);
     return 0;
 }

@@ -283,9 +283,22 @@ def test_closing_ends_every_wait_at_once_though_the_broker_says_nothing(rings: R
     hang.end()
 
 
-def test_a_broker_that_hangs_up_ends_every_wait_and_is_lost() -> None:
-    with bare_rings() as (ring, client, _):
+def complete(memory: memoryview, *tickets: int) -> None:
+    """As a broker that writes its first completions."""
+    for place, ticket in enumerate(tickets):
+        at = 256 + 64 * place
+        memory[at : at + 8] = ticket.to_bytes(8, "little")
+    memory[64:68] = len(tickets).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unknown binding", "short binding"])
+def test_a_broker_that_hangs_up_ends_every_wait_and_is_lost(known: bool) -> None:
+    with bare_rings() as (ring, client, memory):
         ticket = client.submit(1)
+        if known:  # then the wait begins with a nap
+            complete(memory, ticket)
+            client.wait(ticket)
+            ticket = client.submit(1)
         ended = threading.Event()
 
         def wait() -> None:
@@ -314,10 +327,7 @@ def test_indexes_of_the_broker_that_make_no_sense_lose_the_ring(offset: int) -> 
 def test_completions_nobody_asked_for_are_dropped() -> None:
     with bare_rings() as (_, client, memory):
         ticket = client.submit(1)
-        for place, number in enumerate((ticket + 1, 0, ticket)):
-            at = 256 + 64 * place
-            memory[at : at + 8] = number.to_bytes(8, "little")
-        memory[64:68] = (3).to_bytes(4, "little")
+        complete(memory, ticket + 1, 0, ticket)
         assert client.wait(ticket, 1_000_000_000) == (0, 0, 0, 0)
         assert client.in_flight == 0
 
@@ -355,6 +365,28 @@ def test_a_signal_that_raises_cancels_the_run_and_leaves_the_ring_usable(rings: 
     hang.end()
     assert rings.status(running) == OK
     assert rings.client.in_flight == 0
+
+
+def test_a_signal_during_a_nap_is_handled_at_once() -> None:
+    class Rung(Exception):
+        pass
+
+    def ring(number: int, frame: object) -> None:
+        raise Rung
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with bare_rings() as (_, client, memory):
+            ticket = client.submit(1)
+            complete(memory, ticket)
+            client.wait(ticket)
+            ticket = client.submit(1)
+            with pytest.raises(Rung):
+                signal.setitimer(signal.ITIMER_REAL, 0.005)
+                client.wait(ticket, 20_000_000_000)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_signal_that_raises_nothing_does_not_end_the_wait(rings: RingStage) -> None:

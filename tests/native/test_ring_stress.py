@@ -11,7 +11,7 @@ import pytest
 from tests.native.c_program import compiled, said
 from tests.stress import FULL, scaled
 
-SOURCES = ["qb_client.c", "qb_doorbell.c", "qb_counters.c"]
+SOURCES = ["qb_client.c", "qb_client_wait.c", "qb_doorbell.c", "qb_counters.c"]
 
 pytestmark = [pytest.mark.slow] if FULL else []
 
@@ -27,7 +27,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 def run(program: Path, mode: str, messages: int, *numbers: int) -> None:
     count = messages * scaled(1, 14)
-    assert f"ok {count} messages" in said(program, mode, count, *numbers, 1)
+    told = said(program, mode, count, *numbers, 1)
+    assert f"ok {count} messages" in told
+    assert " 0 times" not in told, "the client did not sleep in both ways"
 
 
 #: mode, messages, client threads, in flight at most, the client's spin in ns, the broker's spins

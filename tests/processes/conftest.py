@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.bound_ring import Bound, MakeBound
 from tests.broker_process import BrokerProcess, all_stopped, spawn_broker
-from tests.fake_models import MakeModel, inline_inputs, model_maker
+from tests.fake_models import MakeModel, adder, inline_inputs, model_maker
 from tests.processes.ready import Ready
 from tests.raw_peer import RawAttach, RawPeer
 
@@ -116,3 +117,17 @@ def make_ready(attach: Attach, adder_path: Path) -> Iterator[Callable[[], Ready]
 @pytest.fixture
 def ready(make_ready: Callable[[], Ready]) -> Ready:
     return make_ready()
+
+
+@pytest.fixture
+def make_bound(shared_broker: BrokerProcess, make_model: MakeModel) -> Iterator[MakeBound]:
+    made: list[Bound] = []
+    model = make_model("adder", adder("g"))
+
+    def make() -> Bound:
+        made.append(Bound(shared_broker, model))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -11,60 +11,19 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
+from tests.bound_ring import Bound, MakeBound
 from tests.broker_process import BrokerProcess
-from tests.fake_models import TENSOR_BYTES, MakeModel, adder, numbers
-from tests.raw_ring import CQ_HEAD, CQ_TAIL, HEADER_BYTES, SQ_HEAD, SQ_TAIL, RawRing
+from tests.fake_models import MakeModel, adder, numbers
+from tests.raw_ring import CQ_HEAD, CQ_TAIL, HEADER_BYTES, SQ_HEAD, SQ_TAIL
 from tests.waiting import wait_until
 
 from qnnbroker.client import connect
 from qnnbroker.protos.errors import ProtocolError
 from qnnbroker.v1 import control_pb2 as pb
 
-MakeBound = Callable[[], "Bound"]
-
 BINDING_UNKNOWN, STALE, CREDITS, CANCELLED = 2, 3, 5, 9
-
-
-class Bound(RawRing):
-    """A raw client with a binding of an adder."""
-
-    def __init__(self, broker: BrokerProcess, model: Path) -> None:
-        super().__init__(broker.attach_path, broker.stub)
-        self.graph = self.load(model).model.graphs[0].graph_id
-        self.buffer, self.memory = self.alloc(4096)
-        places = [(n, self.buffer, i * TENSOR_BYTES, TENSOR_BYTES) for i, n in enumerate("aby")]
-        self.places = places[:2], places[2:]
-        self.binding = self.bind(self.graph, *self.places)
-
-    def check_run(self, seed: int = 1) -> None:
-        """One run, and whether its result is right."""
-        a, b = numbers(seed)
-        self.memory[: 2 * TENSOR_BYTES] = a.tobytes() + b.tobytes()
-        ticket = self.submit(self.binding)
-        ((found, status, *_),) = self.take()
-        assert (found, status) == (ticket, 0)
-        assert self.memory[2 * TENSOR_BYTES : 3 * TENSOR_BYTES] == (a + b).tobytes()
-
-    def close(self) -> None:
-        super().close()
-        self.memory.close()
-
-
-@pytest.fixture
-def make_bound(shared_broker: BrokerProcess, make_model: MakeModel) -> Iterator[MakeBound]:
-    made: list[Bound] = []
-    model = make_model("adder", adder("g"))
-
-    def make() -> Bound:
-        made.append(Bound(shared_broker, model))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.fixture

@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "qb_client.h"
+#define _GNU_SOURCE
+#include "qb_client_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "qb_counters.h"
 #include "qb_doorbell.h"
-
-static uint64_t now_ns(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
 
 static bool is_power_of_two(uint32_t n) { return n && !(n & (n - 1)) && n <= QB_RING_MAX_SLOTS; }
 
@@ -73,13 +67,13 @@ void qb_client_free(qb_client *c) {
     qb_count(QB_COUNT_RING, -1);
 }
 
-static qb_ticket *find(qb_client *c, uint64_t number) {
+qb_ticket *qb_client_find(qb_client *c, uint64_t number) {
     uint32_t place = number & 0xffff;
     qb_ticket *t = place < c->limit ? &c->tickets[place] : NULL;
     return t && t->state != QB_TICKET_FREE && t->number == number ? t : NULL;
 }
 
-static void give_back(qb_client *c, qb_ticket *t) {
+void qb_client_give_back(qb_client *c, qb_ticket *t) {
     t->state = QB_TICKET_FREE;
     t->watched = false;
     t->next_free = c->free_ticket;
@@ -104,7 +98,7 @@ static int push(qb_client *c, const qb_sq_slot *slot, uint32_t spare) {
 }
 
 /* Takes what has completed; the lock is held. How many. */
-static uint32_t take(qb_client *c) {
+uint32_t qb_client_take(qb_client *c) {
     uint32_t n = qb_load_acquire(&c->theirs->cq_tail) - c->cq_head;
     if (!n)
         return 0;
@@ -116,7 +110,7 @@ static uint32_t take(qb_client *c) {
         qb_cq_slot slot;
         qb_copy_words(&slot, &c->theirs->slots[c->cq_head & c->cq_mask], sizeof slot);
         c->cq_head++;
-        qb_ticket *t = find(c, slot.ticket);
+        qb_ticket *t = qb_client_find(c, slot.ticket);
         if (!t || t->state == QB_TICKET_DONE)
             continue; /* not ours: a broker that invents completions harms nobody but itself */
         if (slot.status == 0) {
@@ -129,7 +123,7 @@ static uint32_t take(qb_client *c) {
                 *median_ns -= *median_ns / 8;
         }
         if (t->state == QB_TICKET_ABANDONED) {
-            give_back(c, t);
+            qb_client_give_back(c, t);
             continue;
         }
         t->completion = slot;
@@ -141,92 +135,19 @@ static uint32_t take(qb_client *c) {
     return n;
 }
 
-/* Sleeps until the bell rings; the lock is held on entry and on return, not in between. `head` is
- * where completions stood when the caller found nothing for it. */
-static int sleep_on_bell(qb_client *c, uint32_t head, int64_t timeout_ns) {
-    int rung;
-    qb_store_relaxed(&c->mine->sleeping, 1);
-    qb_full_fence();
-    take(c);
-    if (c->cq_head != head || c->closed || c->lost) {
-        /* Taken now, or by another thread while we spun: no ring would come for those. */
-        if (!c->armed)
-            qb_store_relaxed(&c->mine->sleeping, 0);
-        return 0;
-    }
-    pthread_mutex_unlock(&c->lock);
-    rung = qb_bell_wait(c->bell, c->wake, timeout_ns);
-    pthread_mutex_lock(&c->lock);
-    if (!c->armed)
-        qb_store_relaxed(&c->mine->sleeping, 0);
-    if (rung == QB_BELL_CLOSED)
-        c->lost = true;
-    take(c);
-    if (rung == QB_BELL_RUNG && c->watched_done)
-        return QB_CLIENT_INTERRUPTED; /* the ring was for an event loop too: let it know */
-    return rung == QB_BELL_INTERRUPTED ? QB_CLIENT_INTERRUPTED : 0;
-}
-
-/* Looks at the ring for a little while. True when there is news. */
-static bool spin(qb_client *c, uint32_t head, uint64_t until) {
-    while (now_ns() < until) {
-        pthread_mutex_unlock(&c->lock);
-        for (int i = 0; i < 8; i++)
-            qb_cpu_relax();
-        pthread_mutex_lock(&c->lock);
-        take(c);
-        if (c->cq_head != head || c->closed)
-            return true;
-    }
-    return false;
-}
-
-/* One step of waiting: reads for everybody, or waits for whoever does. 0: look again; else why to
- * stop. The caller has just found nothing for it, under the same hold of the lock. */
-static int step(qb_client *c, uint64_t deadline, uint64_t spin_until, bool for_room) {
-    int result = 0;
-    uint64_t now;
-    if (c->closed)
-        return QB_CLIENT_CLOSED;
-    if (take(c)) {
-        pthread_cond_broadcast(&c->progress);
-        return 0;
-    }
-    if (c->lost) /* found out just now */
-        return 0;
-    now = deadline || c->reading ? now_ns() : 0;
-    if (deadline && now >= deadline)
-        return QB_CLIENT_TIMED_OUT;
-    if (c->reading) {
-        /* Woken now and then whatever happens, so that a signal is handled soon. */
-        uint64_t until = now + 100000000u;
-        if (deadline && deadline < until)
-            until = deadline;
-        struct timespec ts = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
-        if (pthread_cond_timedwait(&c->progress, &c->lock, &ts) == ETIMEDOUT)
-            return deadline && until == deadline ? QB_CLIENT_TIMED_OUT : QB_CLIENT_INTERRUPTED;
-        return 0;
-    }
-    uint32_t head = c->cq_head;
-    c->reading = true;
-    c->reader_wants_room = for_room;
-    if (!spin(c, head, spin_until))
-        result = sleep_on_bell(c, head, deadline ? (int64_t)(deadline - now) : -1);
-    c->reading = c->reader_wants_room = false;
-    pthread_cond_broadcast(&c->progress);
-    return result;
-}
-
 int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bool watched,
                      uint64_t *ticket) {
     int ring = -1;
     pthread_mutex_lock(&c->lock);
     if (c->free_ticket >= c->limit)
-        take(c); /* abandoned ones may be over */
+        qb_client_take(c); /* abandoned ones may be over */
     if (c->free_ticket < c->limit && !c->lost) {
         qb_ticket *t = &c->tickets[c->free_ticket];
         uint64_t number = ++c->sequence << 16 | c->free_ticket;
+        uint64_t *median_ns = &c->median_ns[(uint32_t)binding % QB_CLIENT_MEDIANS];
         qb_sq_slot slot = {.binding = binding, .ticket = number, .deadline_ns = deadline_ns};
+        if (c->spin_ns)
+            qb_store_relaxed(&c->mine->core, qb_client_looks(c, median_ns) ? qb_core() : 0);
         ring = push(c, &slot, 0);
         if (ring >= 0) {
             c->free_ticket = t->next_free;
@@ -234,7 +155,7 @@ int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bool 
             *t = (qb_ticket){.number = number,
                              .state = QB_TICKET_PENDING,
                              .watched = watched,
-                             .median_ns = &c->median_ns[(uint32_t)binding % QB_CLIENT_MEDIANS]};
+                             .median_ns = median_ns};
             *ticket = number;
         } else {
             c->lost = true; /* cancels leave room for every ticket: the broker's index is nonsense */
@@ -249,71 +170,10 @@ int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bool 
     return 0;
 }
 
-static uint64_t deadline_of(int64_t timeout_ns) {
-    return timeout_ns < 0 ? 0 : now_ns() + (uint64_t)timeout_ns;
-}
-
-static uint64_t spin_end(qb_client *c, const qb_ticket *t) {
-    /* Beside a longer graph a spinning thread would only take the core that computes. */
-    return c->spin_ns && t && *t->median_ns && *t->median_ns <= c->spin_limit_ns
-               ? now_ns() + c->spin_ns
-               : 0;
-}
-
-int qb_client_wait(qb_client *c, uint64_t ticket, int64_t timeout_ns, qb_cq_slot *out) {
-    uint64_t deadline = deadline_of(timeout_ns);
-    int result = 0;
-    pthread_mutex_lock(&c->lock);
-    uint64_t spin_until = spin_end(c, find(c, ticket));
-    for (;;) {
-        qb_ticket *t = find(c, ticket);
-        if (!t || t->state == QB_TICKET_ABANDONED) {
-            result = QB_CLIENT_UNKNOWN;
-            break;
-        }
-        if (t->state == QB_TICKET_DONE) {
-            *out = t->completion;
-            if (t->watched)
-                c->watched_done--;
-            give_back(c, t);
-            break;
-        }
-        if (c->lost) {
-            take(c); /* what was written before the end still counts */
-            if (t->state == QB_TICKET_DONE)
-                continue;
-            result = QB_CLIENT_LOST;
-            break;
-        }
-        result = step(c, deadline, spin_until, false);
-        if (result) {
-            t = find(c, ticket);
-            if (!t || t->state != QB_TICKET_DONE)
-                break;
-            result = 0;
-        }
-        spin_until = 0;
-    }
-    pthread_mutex_unlock(&c->lock);
-    return result;
-}
-
-int qb_client_wait_room(qb_client *c, int64_t timeout_ns) {
-    uint64_t deadline = deadline_of(timeout_ns);
-    int result = 0;
-    pthread_mutex_lock(&c->lock);
-    c->room_waiters++;
-    while (!result && c->free_ticket >= c->limit)
-        result = c->lost ? QB_CLIENT_LOST : step(c, deadline, 0, true);
-    c->room_waiters--;
-    pthread_mutex_unlock(&c->lock);
-    return result;
-}
-
 int qb_client_cancel(qb_client *c, uint64_t ticket) {
     int ring = 0, result = QB_CLIENT_UNKNOWN;
     pthread_mutex_lock(&c->lock);
-    qb_ticket *t = find(c, ticket);
+    qb_ticket *t = qb_client_find(c, ticket);
     if (t && (t->state == QB_TICKET_PENDING || t->state == QB_TICKET_ABANDONED)) {
         /* Once is enough, and never the last slots: those are for the tickets that are free. */
         qb_sq_slot slot = {.ticket = ticket, .flags = QB_SUBMIT_CANCEL};
@@ -329,11 +189,11 @@ int qb_client_cancel(qb_client *c, uint64_t ticket) {
 
 void qb_client_abandon(qb_client *c, uint64_t ticket) {
     pthread_mutex_lock(&c->lock);
-    qb_ticket *t = find(c, ticket);
+    qb_ticket *t = qb_client_find(c, ticket);
     if (t && t->state == QB_TICKET_DONE) {
         if (t->watched)
             c->watched_done--;
-        give_back(c, t);
+        qb_client_give_back(c, t);
     } else if (t) {
         t->state = QB_TICKET_ABANDONED;
     }
@@ -346,9 +206,9 @@ int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
     if (!c->reading && qb_bell_wait(c->bell, -1, 0) == QB_BELL_CLOSED)
         c->lost = true;
     c->armed = true;
-    qb_store_relaxed(&c->mine->sleeping, 1);
+    qb_client_say_sleeps(c);
     qb_full_fence();
-    if (take(c))
+    if (qb_client_take(c))
         pthread_cond_broadcast(&c->progress);
     for (uint32_t i = 0; i < c->limit && c->watched_done && count < n; i++) {
         qb_ticket *t = &c->tickets[i];
@@ -356,7 +216,7 @@ int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
             continue;
         out[count++] = t->completion;
         c->watched_done--;
-        give_back(c, t);
+        qb_client_give_back(c, t);
     }
     int result = !count && c->lost ? QB_CLIENT_LOST : (int)count;
     pthread_mutex_unlock(&c->lock);
@@ -366,8 +226,7 @@ int qb_client_take_watched(qb_client *c, qb_cq_slot *out, uint32_t n) {
 void qb_client_unwatch(qb_client *c) {
     pthread_mutex_lock(&c->lock);
     c->armed = false;
-    if (!c->reading)
-        qb_store_relaxed(&c->mine->sleeping, 0);
+    qb_client_say_sleeps(c);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -377,6 +236,7 @@ void qb_client_close(qb_client *c) {
     pthread_cond_broadcast(&c->progress);
     pthread_mutex_unlock(&c->lock);
     qb_doorbell_ring(c->wake); /* for whoever sleeps on the bell */
+    qb_nap_end(&c->theirs->cq_tail);
 }
 
 uint32_t qb_client_in_flight(qb_client *c) {

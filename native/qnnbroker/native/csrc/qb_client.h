@@ -36,6 +36,7 @@ typedef struct qb_client {
     bool closed;             /* by us: nobody waits any more */
     bool armed;              /* an event loop wants the bell rung */
     bool reader_wants_room;  /* what the reader waits for may come without a completion */
+    uint32_t reader_sleeps;  /* how, QB_SLEEPS_...; 0: it is awake */
     uint32_t room_waiters;
     qb_client_file *mine;
     const qb_broker_file *theirs;

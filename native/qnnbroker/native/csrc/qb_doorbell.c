@@ -4,12 +4,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "qb_ring.h"
 
 int qb_doorbell_new(void) { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
 
@@ -33,6 +37,13 @@ void qb_bell_ring(int fd) {
     /* EAGAIN: full, so it rings already. EPIPE: the client is gone; its session ends elsewhere. */
     if (send(fd, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
     }
+}
+
+void qb_client_wake(uint32_t asleep, int bell, const uint32_t *tail) {
+    if (asleep & QB_SLEEPS_ON_BELL)
+        qb_bell_ring(bell);
+    if (asleep & QB_SLEEPS_ON_TAIL)
+        qb_nap_end(tail);
 }
 
 int qb_waiter_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
@@ -76,3 +87,10 @@ enum qb_bell_news qb_bell_wait(int fd, int wake, int64_t timeout_ns) {
         return QB_BELL_INTERRUPTED;
     return got < 0 && errno == EAGAIN ? QB_BELL_RUNG : QB_BELL_CLOSED;
 }
+
+bool qb_nap(const uint32_t *word, uint32_t value, uint64_t ns) {
+    struct timespec ts = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    return !syscall(SYS_futex, word, FUTEX_WAIT, value, &ts, NULL, 0) || errno != EINTR;
+}
+
+void qb_nap_end(const uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0); }

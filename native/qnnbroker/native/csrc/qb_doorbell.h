@@ -6,7 +6,12 @@
  * Broker to client, the bell: a pair of stream sockets, of which the broker sends on its own without
  * ever blocking; full means already rung. Nothing else would do. An eventfd is one description for
  * both, which the client can make blocking and fill. A pipe has a lock that a client can keep, with a
- * splice(2) into a socket that is full: O_NONBLOCK does not help a writer that waits for that. */
+ * splice(2) into a socket that is full: O_NONBLOCK does not help a writer that waits for that.
+ *
+ * A client that waits for a short execute sleeps on the ring itself, by futex: one call less, and another
+ * core. Whoever writes into a socket or pipe tells the kernel "I sleep soon", and the one that reads is
+ * woken on the writer's core, where neither can look while the other one works, and which the library's
+ * own threads have not left yet. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,6 +25,8 @@ QB_EXPORT int qb_bell_new(int ends[2]);
 /* Rings either kind; never blocks. */
 void qb_doorbell_ring(int fd);
 void qb_bell_ring(int fd);
+/* Wakes a client that sleeps so (QB_SLEEPS_...): by its bell, by the tail of the completions, by both. */
+void qb_client_wake(uint32_t asleep, int bell, const uint32_t *tail);
 
 /* What a leader waits on. */
 int qb_waiter_new(void);
@@ -38,3 +45,8 @@ enum qb_bell_news {
     QB_BELL_CLOSED,      /* by the broker */
 };
 enum qb_bell_news qb_bell_wait(int fd, int wake, int64_t timeout_ns);
+
+/* Sleeps while *word is `value`, until somebody ends that (from any process that maps the same memory)
+ * or time is up; false: a signal came. */
+bool qb_nap(const uint32_t *word, uint32_t value, uint64_t ns);
+void qb_nap_end(const uint32_t *word);

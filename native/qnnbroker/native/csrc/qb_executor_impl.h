@@ -128,6 +128,8 @@ struct qb_executor {
     uint32_t deputy_ticks; /* how often it still looks without a reason */
     int waiter, wake;      /* the epoll, and the eventfd that wakes one of them */
     uint64_t spin_ns, spin_limit_ns, spin_until;
+    bool crowded;      /* the last completion was for a client that looks for it on that thread's core */
+    uint64_t moved_at; /* when a thread left its core because of that */
     qb_session *awake; /* sessions whose rings are polled, not rung */
     qb_ring_slot *rings;
     uint32_t ring_count;

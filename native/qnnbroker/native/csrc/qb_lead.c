@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The leader: one thread that watches the rings of all sessions, polled or rung. */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "qb_counters.h"
@@ -10,6 +12,12 @@
 /* Slots taken from a ring at a time: those of the others come in between, and what holds the lock
  * meanwhile holds it shortly. */
 enum { DRAIN_BATCH = 16 };
+/* Doorbells looked at in one go. */
+enum { MAX_KEYS = 64 };
+/* How many times as long the rings are looked at when the client has just been woken. */
+enum { SPINS_FOR_SLEEPER = 5 };
+/* A thread does not change its core more often than this. */
+enum { MOVE_NS = 1000000 };
 
 /* ---- which sessions are polled ---------------------------------------------------------------- */
 
@@ -53,10 +61,25 @@ void qb_ring_break(qb_session *s) {
 void qb_ring_complete(qb_session *s, const qb_cq_slot *slot) {
     if (s->broken)
         return;
-    if (!qb_ring_push(&s->ring, slot))
+    qb_executor *ex = s->ex;
+    uint32_t core = (uint32_t)sched_getcpu() + 1;
+    qb_store_relaxed(&s->ring.broker->core, core);
+    if (!qb_ring_push(&s->ring, slot)) {
         qb_ring_break(s); /* more in flight than it may, or an index that makes no sense */
-    else if (qb_ring_client_sleeps(&s->ring))
-        qb_bell_ring(s->bell);
+        return;
+    }
+    uint32_t asleep = qb_ring_client_sleeps(&s->ring);
+    uint32_t looks_on = qb_load_relaxed(&s->ring.client->core);
+    if (asleep)
+        qb_client_wake(asleep, s->bell, &s->ring.broker->cq_tail);
+    if (looks_on == core) {
+        /* It cannot go on while we look, nor we while it does. */
+        ex->spin_until = 0;
+        ex->crowded = ex->awake == s && !s->awake_next;
+    } else if (looks_on && asleep && ex->spin_until) {
+        /* Waking up takes longer than we look, and then it finds us asleep, time after time. */
+        ex->spin_until = qb_now_ns() + SPINS_FOR_SLEEPER * ex->spin_ns;
+    }
 }
 
 static void refuse(qb_session *s, uint64_t ticket, uint32_t status) {
@@ -141,9 +164,29 @@ static uint32_t drain_awake(qb_executor *ex) {
 
 /* ---- watching --------------------------------------------------------------------------------- */
 
+/* Those rang: they are polled from now on. */
+static void attend_rung(qb_executor *ex, const uint64_t *keys, int n) {
+    for (int i = 0; i < n; i++) {
+        uint32_t index = (uint32_t)keys[i], generation = (uint32_t)(keys[i] >> 32);
+        if (keys[i] == UINT64_MAX || index >= ex->ring_count)
+            continue; /* the wake doorbell */
+        qb_ring_slot *slot = &ex->rings[index];
+        if (!slot->session || slot->generation != generation || slot->session->broken)
+            continue; /* rang, and was gone before we looked */
+        stay_awake(ex, slot->session);
+    }
+    /* Flags are down now: a submission after this needs no doorbell, one before is seen next. */
+    qb_full_fence();
+}
+
 /* Looks again and again for a little while; something was taken. */
 static bool spin(qb_executor *ex) {
-    while (ex->awake && !ex->stopping && qb_now_ns() < ex->spin_until) {
+    uint64_t keys[MAX_KEYS], now = qb_now_ns(), look_at = now + ex->spin_ns;
+    for (; ex->awake && !ex->stopping && now < ex->spin_until; now = qb_now_ns()) {
+        if (now >= look_at && !ex->sleepers) { /* the others must not wait for us to sleep */
+            attend_rung(ex, keys, qb_waiter_wait(ex->waiter, keys, MAX_KEYS, 0));
+            look_at = now + ex->spin_ns;
+        }
         pthread_mutex_unlock(&ex->lock);
         for (int i = 0; i < 8; i++)
             qb_cpu_relax();
@@ -172,33 +215,45 @@ static bool prepare_to_sleep(qb_executor *ex) {
     return false;
 }
 
+/* This thread and the client that it works for would look at their ring in turns, on one core: goes to
+ * another one, if there is one and we may. The kernel puts two that wake one another together, and
+ * leaves them so for as long as the other core looks asleep. The client may lie about its core. */
+static void move_away(qb_executor *ex) {
+    uint64_t now = qb_now_ns();
+    cpu_set_t all, others;
+    ex->crowded = false;
+    if (now - ex->moved_at < MOVE_NS)
+        return;
+    ex->moved_at = now;
+    pthread_mutex_unlock(&ex->lock);
+    if (!sched_getaffinity(0, sizeof all, &all)) {
+        others = all;
+        CPU_CLR((size_t)sched_getcpu(), &others);
+        if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others))
+            sched_setaffinity(0, sizeof all, &all);
+    }
+    qb_lock(ex);
+}
+
 bool qb_lead(qb_executor *ex) {
+    if (ex->crowded)
+        move_away(ex);
     bool found = drain_awake(ex) || spin(ex) || prepare_to_sleep(ex);
     ex->leading = false;
     if (found || ex->stopping)
         return false;
     if (qb_sched_can_pick(ex)) /* came by a call while we looked at the rings */
         return false;
-    uint64_t keys[64], now = qb_now_ns();
+    uint64_t keys[MAX_KEYS], now = qb_now_ns();
     int64_t timeout = -1;
     if (ex->hold_until > now) /* bands are held back: nobody else would wake us */
         timeout = (int64_t)(ex->hold_until - now);
     ex->sleepers++;
     pthread_mutex_unlock(&ex->lock);
-    int n = qb_waiter_wait(ex->waiter, keys, 64, timeout);
+    int n = qb_waiter_wait(ex->waiter, keys, MAX_KEYS, timeout);
     qb_lock(ex);
     ex->sleepers--;
-    for (int i = 0; i < n; i++) {
-        uint32_t index = (uint32_t)keys[i], generation = (uint32_t)(keys[i] >> 32);
-        if (keys[i] == UINT64_MAX || index >= ex->ring_count)
-            continue; /* the wake doorbell */
-        qb_ring_slot *slot = &ex->rings[index];
-        if (!slot->session || slot->generation != generation || slot->session->broken)
-            continue; /* rang, and was gone before we looked */
-        stay_awake(ex, slot->session);
-    }
-    /* Flags are down now: a submission after this needs no doorbell, one before is seen here. */
-    qb_full_fence();
+    attend_rung(ex, keys, n);
     drain_awake(ex);
     return true;
 }

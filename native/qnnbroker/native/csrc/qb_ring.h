@@ -24,6 +24,10 @@
 /* Flags of a submission. Unknown ones are a protocol error. */
 #define QB_SUBMIT_CANCEL 1u /* not an execute: cancels the queued submission `ticket` */
 
+/* How the client sleeps: any of these. */
+#define QB_SLEEPS_ON_BELL 1u /* ring the bell */
+#define QB_SLEEPS_ON_TAIL 2u /* FUTEX_WAKE cq_tail, shared */
+
 typedef struct qb_sq_slot {
     uint64_t binding;     /* id with its generation in the high half */
     uint64_t ticket;      /* the client's number, echoed in the completion */
@@ -44,8 +48,9 @@ typedef struct qb_cq_slot {
 
 typedef struct qb_client_file {
     _Alignas(QB_CACHE_LINE) uint32_t sq_tail; /* submissions written */
+    uint32_t core; /* a hint: 1 + the core on which the client looks for completions; 0: it sleeps */
     _Alignas(QB_CACHE_LINE) uint32_t cq_head; /* completions taken */
-    _Alignas(QB_CACHE_LINE) uint32_t sleeping; /* 1: ring the bell after a completion */
+    _Alignas(QB_CACHE_LINE) uint32_t sleeping; /* QB_SLEEPS_...: what to do after a completion */
     _Alignas(QB_CACHE_LINE) uint32_t unused;
     qb_sq_slot slots[] __attribute__((aligned(QB_CACHE_LINE)));
 } qb_client_file;
@@ -54,6 +59,7 @@ typedef struct qb_broker_file {
     _Alignas(QB_CACHE_LINE) uint32_t magic;
     uint32_t abi, sq_slots, cq_slots; /* slot counts are powers of two */
     _Alignas(QB_CACHE_LINE) uint32_t cq_tail; /* completions written */
+    uint32_t core; /* a hint: 1 + the core on which the broker wrote the last one */
     _Alignas(QB_CACHE_LINE) uint32_t sq_head; /* submissions taken */
     _Alignas(QB_CACHE_LINE) uint32_t sleeping; /* 1: ring the eventfd after a submission */
     qb_cq_slot slots[] __attribute__((aligned(QB_CACHE_LINE)));
@@ -149,8 +155,8 @@ static inline int qb_ring_push(qb_ring *r, const qb_cq_slot *slot) {
     return 1;
 }
 
-/* After a push: does the client want the bell rung? */
-static inline int qb_ring_client_sleeps(const qb_ring *r) {
+/* After a push: does the client sleep, and how? */
+static inline uint32_t qb_ring_client_sleeps(const qb_ring *r) {
     qb_full_fence();
-    return qb_load_relaxed(&r->client->sleeping) != 0;
+    return qb_load_relaxed(&r->client->sleeping) & (QB_SLEEPS_ON_BELL | QB_SLEEPS_ON_TAIL);
 }
