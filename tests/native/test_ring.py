@@ -381,8 +381,8 @@ def test_a_signal_during_a_nap_is_handled_at_once() -> None:
             complete(memory, ticket)
             client.wait(ticket)
             ticket = client.submit(1)
+            signal.setitimer(signal.ITIMER_REAL, 0.005)
             with pytest.raises(Rung):
-                signal.setitimer(signal.ITIMER_REAL, 0.005)
                 client.wait(ticket, 20_000_000_000)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
