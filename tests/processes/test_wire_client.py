@@ -39,6 +39,7 @@ class WireClient:
         self.broker = broker
         self.process = subprocess.Popen(
             [str(program), str(broker.attach_path)],
+            bufsize=0,  # what `wait_readable` looks at is not read ahead
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
