@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.native.executor_stage import GRAPHS, MakeStage, Stage, alive
+from tests.native.ring_stage import RingStage
 
 from qnnbroker.native.fake import binary_bytes, control_loaded, fake_qnn_dir
 from qnnbroker.native.qnn_backend import QnnBackend, QnnDevice
@@ -42,3 +43,8 @@ def make_stage(executor_context: QnnContext) -> Iterator[MakeStage]:
 @pytest.fixture
 def stage(make_stage: MakeStage) -> Stage:
     return make_stage()
+
+
+@pytest.fixture
+def rings(stage: Stage) -> RingStage:
+    return RingStage(stage)

@@ -5,7 +5,6 @@ import errno
 import fcntl
 import mmap
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,19 +12,12 @@ from typing import Any
 
 import pytest
 from tests.native.executor_stage import CANCELLED, CREDITS, LATE, OK, Hang, Stage
-from tests.native.ring_stage import RingStage, bare_rings
+from tests.native.ring_stage import RingStage, bare_rings, complete
 from tests.waiting import wait_until
 
-from qnnbroker.native.executor import BAND_HIGH
-from qnnbroker.native.fake import control_loaded
 from qnnbroker.native.ring import BrokerRing, ClientRing, RingLost
 
 UNKNOWN, STALE_GENERATION, LEASE_REVOKED = 2, 3, 4
-
-
-@pytest.fixture
-def rings(stage: Stage) -> RingStage:
-    return RingStage(stage)
 
 
 # --- the memory
@@ -283,14 +275,6 @@ def test_closing_ends_every_wait_at_once_though_the_broker_says_nothing(rings: R
     hang.end()
 
 
-def complete(memory: memoryview, *tickets: int) -> None:
-    """As a broker that writes its first completions."""
-    for place, ticket in enumerate(tickets):
-        at = 256 + 64 * place
-        memory[at : at + 8] = ticket.to_bytes(8, "little")
-    memory[64:68] = len(tickets).to_bytes(4, "little")
-
-
 @pytest.mark.parametrize("known", [False, True], ids=["unknown binding", "short binding"])
 def test_a_broker_that_hangs_up_ends_every_wait_and_is_lost(known: bool) -> None:
     with bare_rings() as (ring, client, memory):
@@ -330,90 +314,3 @@ def test_completions_nobody_asked_for_are_dropped() -> None:
         complete(memory, ticket + 1, 0, ticket)
         assert client.wait(ticket, 1_000_000_000) == (0, 0, 0, 0)
         assert client.in_flight == 0
-
-
-# --- signals, forks
-
-
-def test_a_signal_that_raises_cancels_the_run_and_leaves_the_ring_usable(rings: RingStage) -> None:
-    control_loaded(concurrency=2)
-    hang = Hang()
-    _, slow = rings.bind("slow")
-    _, name = rings.bind("add", band=BAND_HIGH)
-    running = rings.submit(slow)
-    hang.wait()
-
-    class Rung(Exception):
-        pass
-
-    def ring(number: int, frame: object) -> None:
-        raise Rung
-
-    before = signal.signal(signal.SIGUSR1, ring)
-    try:
-        timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGUSR1])
-        timer.start()
-        with pytest.raises(Rung):
-            rings.client.run(slow)
-        timer.join()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    wait_until(lambda: rings.stage.stats(rings.session)[0] == 1, "the queued one was cancelled")
-    done = rings.client.run(name)
-    assert isinstance(done, tuple)
-    assert done[0] == OK
-    hang.end()
-    assert rings.status(running) == OK
-    assert rings.client.in_flight == 0
-
-
-def test_a_signal_during_a_nap_is_handled_at_once() -> None:
-    class Rung(Exception):
-        pass
-
-    def ring(number: int, frame: object) -> None:
-        raise Rung
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        with bare_rings() as (_, client, memory):
-            ticket = client.submit(1)
-            complete(memory, ticket)
-            client.wait(ticket)
-            ticket = client.submit(1)
-            signal.setitimer(signal.ITIMER_REAL, 0.005)
-            with pytest.raises(Rung):
-                client.wait(ticket, 20_000_000_000)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_a_signal_that_raises_nothing_does_not_end_the_wait(rings: RingStage) -> None:
-    hang = Hang()
-    _, slow = rings.bind("slow")
-    seen: list[int] = []
-
-    def ring(number: int, frame: object) -> None:
-        seen.append(number)
-        if len(seen) == 3:
-            control_loaded("clear", "unhang")
-
-    before = signal.signal(signal.SIGUSR1, ring)
-    try:
-
-        def poke() -> None:
-            hang.wait()
-            for _ in range(3):
-                count = len(seen)
-                os.kill(os.getpid(), signal.SIGUSR1)
-                wait_until(lambda count=count: len(seen) > count, "the handler ran")  # type: ignore[misc]
-
-        thread = threading.Thread(target=poke)
-        thread.start()
-        done = rings.client.run(slow)
-        thread.join()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert isinstance(done, tuple)
-    assert (done[0], len(seen)) == (OK, 3)

@@ -248,7 +248,7 @@ class BindingTable:
             ended()
             raise
         steps = self._register(graph, spans, zero_copy, bind, ended)
-        return await store.registrar.start(steps)
+        return await store.registrar.start(steps, wait=True)
 
     def _register(
         self,

@@ -10,12 +10,17 @@ pool does the same over twice as many rounds of the loop, 0.1 ms in the making o
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+#: How long `start` itself waits for the first call, if asked: twice what registering a graph's
+#: memory takes. The event loop stands still meanwhile, and is spared waking up for it.
+PATIENCE_SECONDS = 0.0002
 
 #: Yields what the thread is to call, is sent what that returned or thrown what it raised.
 Steps = Generator[Callable[[], Any], Any, T]
@@ -36,8 +41,11 @@ class Registrar:
         """Something of `start` is under way."""
         return self._under_way > 0
 
-    def start(self, steps: Steps[T]) -> "asyncio.Future[T]":
+    def start(self, steps: Steps[T], *, wait: bool = False) -> "asyncio.Future[T]":
         """Runs the steps up to their first call now, and to their end whoever waits for it.
+
+        Args:
+            wait: for that call, too, PATIENCE_SECONDS at most, unless the thread is busy already.
 
         Returns:
             What they return or raise. Cancelling that stops nothing.
@@ -46,7 +54,7 @@ class Registrar:
         self._under_way += 1
         self._idle.clear()
         call = _Call(self, loop, steps, loop.create_future())
-        call.go_on(None, None)
+        call.go_on(None, None, wait=wait and self._under_way == 1)
         return call.told
 
     def give(self, call: "_Call") -> None:
@@ -98,9 +106,12 @@ class _Call:
         self._loop = loop
         self._steps = steps
         self._work: Callable[[], Any] | None = None
+        self._lock = threading.Lock()  # for these two
+        self._outcome: tuple[object, BaseException | None] | None = None
+        self._awaited: threading.Event | None = None
         self.told = told
 
-    def go_on(self, result: object, error: BaseException | None) -> None:
+    def go_on(self, result: object, error: BaseException | None, *, wait: bool = False) -> None:
         """The next step, on the event loop."""
         steps = self._steps
         try:
@@ -112,12 +123,27 @@ class _Call:
             if not self.told.done():
                 self.told.set_exception(raised)
         else:
+            self._outcome = None
+            self._awaited = threading.Event() if wait else None
             try:
                 self._registrar.give(self)
             except RuntimeError as none:
                 self._loop.call_soon(self.go_on, None, none)
+            else:
+                if wait:
+                    self._wait()
             return
         self._registrar.ended()
+
+    def _wait(self) -> None:
+        """Goes on here when the call is over soon; else that is left to `run`."""
+        assert self._awaited is not None
+        self._awaited.wait(PATIENCE_SECONDS)
+        with self._lock:
+            self._awaited = None
+            outcome = self._outcome
+        if outcome is not None:
+            self.go_on(*outcome)
 
     def run(self) -> None:
         """The call, on the thread."""
@@ -128,9 +154,13 @@ class _Call:
             result = work()
         except BaseException as raised:
             error = raised
-        try:
-            self._loop.call_soon_threadsafe(self.go_on, result, error)
-        except RuntimeError:
-            pass  # the event loop is closed: the process ends
-        finally:
-            del error  # its traceback holds this frame
+        with self._lock:
+            self._outcome = result, error
+            awaited = self._awaited
+        del error  # its traceback holds this frame
+        if awaited is not None:
+            awaited.set()
+            return
+        outcome, self._outcome = self._outcome, None
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: the process ends
+            self._loop.call_soon_threadsafe(self.go_on, *outcome)

@@ -110,6 +110,9 @@ class RestingChannel:
                 ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
                 ("grpc.max_send_message_length", self._limit_bytes),
                 ("grpc.max_receive_message_length", self._limit_bytes),
+                # A call is made once: another broker in this one's place knows nothing of the
+                # session. It is also a little less work for each call.
+                ("grpc.enable_retries", 0),
                 # Sessions share no connection: one must not inherit the other's backoff.
                 ("grpc.use_local_subchannel_pool", 1),
             ],
