@@ -121,6 +121,7 @@ uint32_t qb_client_take(qb_client *c) {
                 *median_ns += *median_ns / 8 + 1;
             else if (slot.execute_ns < *median_ns)
                 *median_ns -= *median_ns / 8;
+            c->wait_ns[median_ns - c->median_ns] = slot.queue_ns + slot.execute_ns;
         }
         if (t->state == QB_TICKET_ABANDONED) {
             qb_client_give_back(c, t);

@@ -46,6 +46,7 @@ typedef struct qb_client {
     uint64_t sequence;
     uint64_t spin_ns, spin_limit_ns;
     uint64_t median_ns[QB_CLIENT_MEDIANS]; /* running medians of execute times, by binding */
+    uint64_t wait_ns[QB_CLIENT_MEDIANS];   /* how long the last run was, with its time in the queue */
     uint32_t watched_done; /* completions of watched tickets not taken yet */
     qb_ticket *tickets;
 } qb_client;

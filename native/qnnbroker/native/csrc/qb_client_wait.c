@@ -7,7 +7,7 @@
 #include "qb_client_impl.h"
 #include "qb_doorbell.h"
 
-/* How long a reader sleeps on the tail of the completions; for executes of half that at most. What ends a
+/* How long a reader sleeps on the tail of the completions; for waits of half that at most. What ends a
  * wait otherwise, the end of the broker above all, is heard of so much later. */
 #ifndef NAP_NS
 #define NAP_NS 10000000u
@@ -126,8 +126,8 @@ static uint64_t deadline_of(int64_t timeout_ns) {
 
 /* How to wait for a ticket: until when to look, then to nap; 0: neither. */
 static uint64_t spin_end(qb_client *c, const qb_ticket *t) {
-    if (!t || !*t->median_ns || *t->median_ns > NAP_NS / 2)
-        return 0;
+    if (!t || !*t->median_ns || c->wait_ns[t->median_ns - c->median_ns] > NAP_NS / 2)
+        return 0; /* a nap would end too early, and cost a wake-up more */
     /* On the same core the broker can do nothing while we look. */
     bool looks = qb_client_looks(c, t->median_ns) &&
                  qb_load_relaxed(&c->theirs->core) != qb_core();
