@@ -11,7 +11,7 @@ from tests.native.c_program import compiled, said
 from tests.stress import FULL, scaled
 
 SOURCES = [
-    *("qb_executor.c", "qb_lead.c", "qb_sched.c", "qb_session.c", "qb_events.c"),
+    *("qb_executor.c", "qb_lead.c", "qb_place.c", "qb_sched.c", "qb_session.c", "qb_events.c"),
     *("qb_client.c", "qb_client_wait.c", "qb_doorbell.c", "qb_counters.c"),
 ]
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the broker wakes a client that sleeps, and that it leaves its core to one that looks."""
+"""How the broker wakes a client that sleeps, and on which core it works for it."""
 
 import ctypes
 import os
 import select
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,13 @@ from tests.raw_ring import BROKER_CORE, CLIENT_CORE, CLIENT_SLEEPS, CQ_TAIL
 from tests.waiting import PATIENCE_SECONDS, wait_until
 
 ON_BELL, ON_TAIL = 1, 2
+SLEEPS_THERE = 2**31
 FUTEX_WAIT = 0
 #: Calls of futex(2), by machine.
 FUTEX = {"x86_64": 202, "aarch64": 98}
+
+
+two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
 
 
 class Timespec(ctypes.Structure):
@@ -99,34 +104,62 @@ def test_a_client_that_does_not_sleep_is_left_alone(client: Bound, how: int) -> 
     client.take(2)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def broker_may_run_on(broker: BrokerProcess) -> set[frozenset[int]]:
+    """The affinities of its threads."""
+    tasks = os.listdir(f"/proc/{broker.pid}/task")
+    return {frozenset(os.sched_getaffinity(int(task))) for task in tasks}
+
+
+def other_core(core: int) -> int:
+    """1 + the number of one of ours that is not `core`, which is told in the same way."""
+    return 1 + min(os.sched_getaffinity(0) - {core - 1})
+
+
+def moves(client: Bound, says: Callable[[int], int], runs: int) -> int:
+    """How often the broker's thread changes its core in so many runs.
+
+    The client `says` where it is, when told where the broker was.
+    """
+    count = 0
+    for _ in range(runs):
+        core = client.seen(BROKER_CORE)
+        client.set(CLIENT_CORE, says(core))
+        client.check_run()
+        count += client.seen(BROKER_CORE) != core
+    return count
+
+
+def check_moves(broker: BrokerProcess, client: Bound, says: Callable[[int], int]) -> None:
+    """It moves because of what the client says, and may still run where it could."""
+    before = broker_may_run_on(broker)
+    told = untold = 0
+
+    def moved() -> bool:
+        nonlocal told, untold
+        told += moves(client, says, 100)
+        untold += moves(client, lambda _: 0, 100)
+        return told >= 20
+
+    wait_until(moved, "it has moved twenty times", pause=0)
+    assert told > 3 * untold, "the kernel moves it too, but seldom"
+    wait_until(lambda: broker_may_run_on(broker) == before, "as before")
+
+
+@two_cores
 def test_the_broker_leaves_the_core_of_a_client_that_looks(
     shared_broker: BrokerProcess, client: Bound
 ) -> None:
-    def threads() -> list[int]:
-        return [int(task) for task in os.listdir(f"/proc/{shared_broker.pid}/task")]
-
-    may = frozenset(os.sched_getaffinity(shared_broker.pid))
-    moves = 0
-
-    def moved() -> bool:
-        nonlocal moves
-        core = client.seen(BROKER_CORE)
-        client.set(CLIENT_CORE, core)
-        client.check_run()
-        moves += client.seen(BROKER_CORE) != core
-        return moves >= 10
-
-    wait_until(moved, "it has moved ten times", pause=0)
-    client.set(CLIENT_CORE, 0)
-    client.check_run()
-    wait_until(
-        lambda: {frozenset(os.sched_getaffinity(t)) for t in threads()} == {may},
-        "all threads may run where they could before",
-    )
+    check_moves(shared_broker, client, lambda core: core)
 
 
-@pytest.mark.parametrize("core", [2**31, 2**32 - 1, 1025, 1])
+@two_cores
+def test_the_broker_goes_to_the_core_of_a_client_that_sleeps(
+    shared_broker: BrokerProcess, client: Bound
+) -> None:
+    check_moves(shared_broker, client, lambda core: SLEEPS_THERE | other_core(core))
+
+
+@pytest.mark.parametrize("core", [2**31, 2**31 + 1, 2**31 + 1025, 2**32 - 1, 1025, 1])
 def test_a_core_that_there_is_not_changes_nothing(client: Bound, core: int) -> None:
     client.set(CLIENT_CORE, core)
     for seed in range(20):

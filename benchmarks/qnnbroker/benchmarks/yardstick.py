@@ -48,6 +48,11 @@ class Yardstick:
         self._process.wait()
         self._process.stdout.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process that asks; the one that answers is its child."""
+        return self._process.pid
+
     def eventfd(self, count: int, busy_ns: int = 0) -> list[int]:
         """ns of each of `count` round trips over two eventfds.
 

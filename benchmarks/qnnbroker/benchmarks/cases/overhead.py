@@ -4,13 +4,14 @@
 The yardstick is what two processes need to tell one another anything: a round trip over two
 eventfds, in C.
 
-With spin off both are measured on one core as well. There a wake-up is a switch of threads; on two
-cores it first has to get one out of its sleep. Left alone, the yardstick's two processes stay on
-one core while a client and its broker are on one or on two, as the scheduler happens to put them:
-only on one core is one thing compared with its like.
+With spin off both are also measured where we put them. On one core a wake-up is a switch of
+threads; on two it first has to get one of them out of its sleep, which takes several times as long.
+Left alone the two of either pair are where the scheduler happens to put them, and that need not be
+the same.
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ TARGETS = [
     Target("null_run_p99_us", "null graph, binding.run(), spin auto, p99", "<=", 100, "us"),
     Target(
         "null_run_nospin_over_yardstick_us",
-        "null graph, binding.run(), spin off, on one core, p50",
+        "null graph, binding.run(), spin off, p50",
         "<=",
         8,
         "us",
@@ -49,7 +50,8 @@ TARGETS = [
 ]
 YARDSTICK = "eventfd round trip between two processes, in C"
 SPIN, NO_SPIN = "binding.run(), spin auto", "binding.run(), spin off"
-ONE_CORE = "both on one core"
+#: Where the two sides are: on which of our cores.
+PLACEMENTS = {"both on one core": (0, 0), "on two cores": (0, 1)}
 SUBMIT = "binding.submit() + result(), spin auto"
 EXECUTE = "gRPC Execute on shared memory"
 INFER = "gRPC Infer, 4 KiB inline each way"
@@ -62,37 +64,38 @@ def run(mode: Mode) -> list[Row]:
         spinning = stack.enter_context(broker("fake"))
         sleeping = stack.enter_context(broker("fake", spin_us=0))
         yardstick = stack.enter_context(Yardstick())
-        with _on_one_core():  # and so are all their processes and threads, for good
-            close_yardstick = stack.enter_context(Yardstick())
-            close = stack.enter_context(broker("fake", spin_us=0))
         fast = mode.pick(20, 200, 200)
         slow = mode.pick(2, 10, 10)
         ways = {
             YARDSTICK: Way(yardstick.eventfd, fast),
             SPIN: Way(timed(_bound(stack, spinning, model).run), fast),
             NO_SPIN: Way(timed(_bound(stack, sleeping, model, spin=False).run), fast),
-            f"{YARDSTICK}, {ONE_CORE}": Way(_close(close_yardstick.eventfd), fast),
-            f"{NO_SPIN}, {ONE_CORE}": Way(
-                _close(timed(_bound(stack, close, model, spin=False).run)), fast
-            ),
             SUBMIT: Way(_submitting(_bound(stack, spinning, model)), fast),
             EXECUTE: Way(timed(_bound(stack, spinning, model, ring=False).run), slow),
             INFER: Way(_inferring(stack, spinning, model), slow),
         }
         times = interleave(ways, mode.pick(2, 50, 250))
+        # By themselves: they leave the cores in another state than the others find them in.
+        cores = sorted(os.sched_getaffinity(0))
+        placed = {}
+        placements = [name for name, both in PLACEMENTS.items() if max(both) < len(cores)]
+        for name in placements:
+            here, there = (cores[i] for i in PLACEMENTS[name])
+            for case, measure in _placed(stack, model, here, there).items():
+                placed[f"{case}, {name}"] = Way(measure, fast)
+        times |= interleave(placed, mode.pick(2, 50, 100))
     rows = {name: spread(name, values, "us", scale=1e-3) for name, values in times.items()}
     spin, sleep = rows[SPIN], against(rows[NO_SPIN], rows[YARDSTICK])
-    close_rows = rows[f"{YARDSTICK}, {ONE_CORE}"]
-    close_sleep = against(rows[f"{NO_SPIN}, {ONE_CORE}"], close_rows)
     infer = against(rows[INFER], rows[SPIN])
     return [
         *rows[YARDSTICK],
         spin[0].against(rows[YARDSTICK][0]).decides("null_run_p50_us"),
         spin[1].against(rows[YARDSTICK][1]).decides("null_run_p99_us"),
-        *sleep,
-        *close_rows,
-        close_sleep[0].decides("null_run_nospin_over_yardstick_us"),
-        close_sleep[1],
+        sleep[0].decides("null_run_nospin_over_yardstick_us"),
+        sleep[1],
+        *itertools.chain.from_iterable(
+            (*rows[f"{YARDSTICK}, {name}"], *against(*_pair(rows, name))) for name in placements
+        ),
         *against(rows[SUBMIT], rows[SPIN]),
         *against(rows[EXECUTE], rows[SPIN]),
         infer[0].decides("null_run_vs_grpc_inline"),
@@ -100,25 +103,37 @@ def run(mode: Mode) -> list[Row]:
     ]
 
 
+def _pair(
+    rows: dict[str, tuple[Row, Row]], placement: str
+) -> tuple[tuple[Row, Row], tuple[Row, Row]]:
+    return rows[f"{NO_SPIN}, {placement}"], rows[f"{YARDSTICK}, {placement}"]
+
+
+def _placed(stack: contextlib.ExitStack, model: Path, here: int, there: int) -> dict[str, Measure]:
+    """The yardstick and a run with spin off, this side and the other each on a core of its own."""
+    with _on(there):  # what starts meanwhile stays there
+        other = stack.enter_context(broker("fake", spin_us=0))
+        yardstick = stack.enter_context(Yardstick())
+        yardstick.eventfd(1)  # so that both of its processes are there
+    os.sched_setaffinity(yardstick.pid, {here})
+    run = timed(_bound(stack, other, model, spin=False).run)
+
+    def measured(count: int) -> list[int]:
+        with _on(here):
+            return run(count)
+
+    return {YARDSTICK: yardstick.eventfd, NO_SPIN: measured}
+
+
 @contextlib.contextmanager
-def _on_one_core() -> Iterator[None]:
+def _on(core: int) -> Iterator[None]:
     """This thread, and what it starts meanwhile."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
+    os.sched_setaffinity(0, {core})
     try:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-def _close(measure: Measure) -> Measure:
-    """The same, on the one core."""
-
-    def measured(count: int) -> list[int]:
-        with _on_one_core():
-            return measure(count)
-
-    return measured
 
 
 def _bound(

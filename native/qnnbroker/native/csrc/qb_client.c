@@ -147,8 +147,7 @@ int qb_client_submit(qb_client *c, uint64_t binding, uint64_t deadline_ns, bool 
         uint64_t number = ++c->sequence << 16 | c->free_ticket;
         uint64_t *median_ns = &c->median_ns[(uint32_t)binding % QB_CLIENT_MEDIANS];
         qb_sq_slot slot = {.binding = binding, .ticket = number, .deadline_ns = deadline_ns};
-        if (c->spin_ns)
-            qb_store_relaxed(&c->mine->core, qb_client_looks(c, median_ns) ? qb_core() : 0);
+        qb_store_relaxed(&c->mine->core, qb_client_core(c, median_ns));
         ring = push(c, &slot, 0);
         if (ring >= 0) {
             c->free_ticket = t->next_free;

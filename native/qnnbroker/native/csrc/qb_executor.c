@@ -130,8 +130,7 @@ static uint64_t run(qb_executor *ex, qb_submission *sub) {
         b->last_error = code;
     record(graph, s, sub, end, !code);
     qb_sched_charge(s, band, sub->execute_ns);
-    if (graph && graph->median_ns <= ex->spin_limit_ns)
-        ex->spin_until = end + ex->spin_ns;
+    qb_place_executed(ex, graph && graph->median_ns <= ex->spin_limit_ns, end);
     /* What waited for this graph, binding or band may start now: this thread looks next, and wakes
      * another one for the rest when it starts something itself. */
     if (sub->from_ring) /* the client's next submission may come before this thread sleeps */

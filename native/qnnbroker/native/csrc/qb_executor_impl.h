@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "qb_executor.h"
+#include "qb_place.h"
 #include "qb_ring.h"
 
 /* The priority of a graph while it is being set: no band's. */
@@ -127,9 +128,8 @@ struct qb_executor {
     bool deputy;           /* a follower keeps an eye on that */
     uint32_t deputy_ticks; /* how often it still looks without a reason */
     int waiter, wake;      /* the epoll, and the eventfd that wakes one of them */
-    uint64_t spin_ns, spin_limit_ns, spin_until;
-    bool crowded;      /* the last completion was for a client that looks for it on that thread's core */
-    uint64_t moved_at; /* when a thread left its core because of that */
+    uint64_t spin_ns, spin_limit_ns;
+    qb_place place;
     qb_session *awake; /* sessions whose rings are polled, not rung */
     qb_ring_slot *rings;
     uint32_t ring_count;

@@ -14,10 +14,6 @@
 enum { DRAIN_BATCH = 16 };
 /* Doorbells looked at in one go. */
 enum { MAX_KEYS = 64 };
-/* How many times as long the rings are looked at when the client has just been woken. */
-enum { SPINS_FOR_SLEEPER = 5 };
-/* A thread does not change its core more often than this. */
-enum { MOVE_NS = 1000000 };
 
 /* ---- which sessions are polled ---------------------------------------------------------------- */
 
@@ -61,7 +57,6 @@ void qb_ring_break(qb_session *s) {
 void qb_ring_complete(qb_session *s, const qb_cq_slot *slot) {
     if (s->broken)
         return;
-    qb_executor *ex = s->ex;
     uint32_t core = (uint32_t)sched_getcpu() + 1;
     qb_store_relaxed(&s->ring.broker->core, core);
     if (!qb_ring_push(&s->ring, slot)) {
@@ -69,17 +64,9 @@ void qb_ring_complete(qb_session *s, const qb_cq_slot *slot) {
         return;
     }
     uint32_t asleep = qb_ring_client_sleeps(&s->ring);
-    uint32_t looks_on = qb_load_relaxed(&s->ring.client->core);
     if (asleep)
         qb_client_wake(asleep, s->bell, &s->ring.broker->cq_tail);
-    if (looks_on == core) {
-        /* It cannot go on while we look, nor we while it does. */
-        ex->spin_until = 0;
-        ex->crowded = ex->awake == s && !s->awake_next;
-    } else if (looks_on && asleep && ex->spin_until) {
-        /* Waking up takes longer than we look, and then it finds us asleep, time after time. */
-        ex->spin_until = qb_now_ns() + SPINS_FOR_SLEEPER * ex->spin_ns;
-    }
+    qb_place_completed(s->ex, s, core, asleep);
 }
 
 static void refuse(qb_session *s, uint64_t ticket, uint32_t status) {
@@ -182,7 +169,8 @@ static void attend_rung(qb_executor *ex, const uint64_t *keys, int n) {
 /* Looks again and again for a little while; something was taken. */
 static bool spin(qb_executor *ex) {
     uint64_t keys[MAX_KEYS], now = qb_now_ns(), look_at = now + ex->spin_ns;
-    for (; ex->awake && !ex->stopping && now < ex->spin_until; now = qb_now_ns()) {
+    bool came = false;
+    for (; !came && ex->awake && !ex->stopping && qb_place_looks(ex, now); now = qb_now_ns()) {
         if (now >= look_at && !ex->sleepers) { /* the others must not wait for us to sleep */
             attend_rung(ex, keys, qb_waiter_wait(ex->waiter, keys, MAX_KEYS, 0));
             look_at = now + ex->spin_ns;
@@ -191,10 +179,10 @@ static bool spin(qb_executor *ex) {
         for (int i = 0; i < 8; i++)
             qb_cpu_relax();
         qb_lock(ex);
-        if (drain_awake(ex) || qb_sched_can_pick(ex))
-            return true;
+        came = drain_awake(ex) || qb_sched_can_pick(ex);
     }
-    return false;
+    qb_place_looked(ex, came);
+    return came;
 }
 
 /* Says "ring me" in every ring that was polled, then looks once more: something was taken. */
@@ -215,29 +203,8 @@ static bool prepare_to_sleep(qb_executor *ex) {
     return false;
 }
 
-/* This thread and the client that it works for would look at their ring in turns, on one core: goes to
- * another one, if there is one and we may. The kernel puts two that wake one another together, and
- * leaves them so for as long as the other core looks asleep. The client may lie about its core. */
-static void move_away(qb_executor *ex) {
-    uint64_t now = qb_now_ns();
-    cpu_set_t all, others;
-    ex->crowded = false;
-    if (now - ex->moved_at < MOVE_NS)
-        return;
-    ex->moved_at = now;
-    pthread_mutex_unlock(&ex->lock);
-    if (!sched_getaffinity(0, sizeof all, &all)) {
-        others = all;
-        CPU_CLR((size_t)sched_getcpu(), &others);
-        if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others))
-            sched_setaffinity(0, sizeof all, &all);
-    }
-    qb_lock(ex);
-}
-
 bool qb_lead(qb_executor *ex) {
-    if (ex->crowded)
-        move_away(ex);
+    qb_place_go(ex);
     bool found = drain_awake(ex) || spin(ex) || prepare_to_sleep(ex);
     ex->leading = false;
     if (found || ex->stopping)

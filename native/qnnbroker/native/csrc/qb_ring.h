@@ -27,6 +27,8 @@
 /* How the client sleeps: any of these. */
 #define QB_SLEEPS_ON_BELL 1u /* ring the bell */
 #define QB_SLEEPS_ON_TAIL 2u /* FUTEX_WAKE cq_tail, shared */
+/* In the client's `core`: it sleeps there, and a core in common is best. */
+#define QB_SLEEPS_THERE 0x80000000u
 
 typedef struct qb_sq_slot {
     uint64_t binding;     /* id with its generation in the high half */
@@ -48,7 +50,7 @@ typedef struct qb_cq_slot {
 
 typedef struct qb_client_file {
     _Alignas(QB_CACHE_LINE) uint32_t sq_tail; /* submissions written */
-    uint32_t core; /* a hint: 1 + the core on which the client looks for completions; 0: it sleeps */
+    uint32_t core; /* a hint: 1 + the core on which the client looks for completions; 0: none */
     _Alignas(QB_CACHE_LINE) uint32_t cq_head; /* completions taken */
     _Alignas(QB_CACHE_LINE) uint32_t sleeping; /* QB_SLEEPS_...: what to do after a completion */
     _Alignas(QB_CACHE_LINE) uint32_t unused;
