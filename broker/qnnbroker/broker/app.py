@@ -84,6 +84,12 @@ class Broker:
             await self.stop()
             raise
 
+    def _tidy(self) -> None:
+        """After the last load for a while. On a thread of its own."""
+        heap.trim()
+        if self._backend is not None:
+            self._backend.tidy()
+
     async def _start(self) -> None:
         config, directory = self.config, self.config.directory
         make_runtime_dir(directory)
@@ -96,7 +102,7 @@ class Broker:
             self._listener = bind_listener(directory / ATTACH_SOCKET)
         loop = asyncio.get_running_loop()
         memory = BufferMemory(config)
-        self._threads = FreshThreads(config.load_threads, "qnnbroker-load", tidy=heap.trim)
+        self._threads = FreshThreads(config.load_threads, "qnnbroker-load", tidy=self._tidy)
         self._backend = await loop.run_in_executor(
             self._threads, open_backend, config, memory.probe_region
         )

@@ -171,6 +171,9 @@ class Backend(Protocol):
     def open_power(self) -> "PowerPort":
         """A client of the device's performance infrastructure; raises BrokerError: none."""
 
+    def tidy(self) -> None:
+        """Leaves out of memory what only loading needed. Any thread, beside all other calls."""
+
     def log_fileno(self) -> int:
         """An fd that is readable while log lines wait; -1 for none."""
 

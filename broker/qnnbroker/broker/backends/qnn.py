@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from qnnbroker.native import library_code
 from qnnbroker.native.qnn_backend import QnnBackend, QnnDevice
 from qnnbroker.native.qnn_context import QnnContext
 from qnnbroker.native.qnn_error import QnnError
@@ -316,6 +317,9 @@ class QnnBackendAdapter:
             ) from error
         self._ask(made)
         return made
+
+    def tidy(self) -> None:
+        library_code.unmap(self._library.directory)
 
     def log_fileno(self) -> int:
         return log_fileno()
