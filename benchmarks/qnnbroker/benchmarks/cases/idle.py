@@ -20,7 +20,7 @@ TARGETS = [
 
 def run(mode: Mode) -> list[Row]:
     """CPU time in ms, and percent of a core."""
-    count, seconds = mode.pick(2, 16, 16), mode.pick(0.5, 5.0, 10.0)
+    count, seconds = mode.pick(2, 16, 16), mode.pick(0.5, 2.0, 10.0)
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(fake_model("idle"))
         where = stack.enter_context(broker("fake"))

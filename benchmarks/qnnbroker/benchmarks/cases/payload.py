@@ -59,7 +59,7 @@ def run(mode: Mode) -> list[Row]:
                 f"{way} {size}": made
                 for way, made in _ways(stack, where, session, control, yardstick, size).items()
             }
-        times = interleave(ways, mode.pick(2, 8, 25))
+        times = interleave(ways, mode.pick(2, 4, 25))
     return _rows(sizes, times)
 
 

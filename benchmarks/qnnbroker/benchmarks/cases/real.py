@@ -59,8 +59,8 @@ Measured = dict[str, dict[str, list[int]]]
 GRAPHS = [
     ("gather", "0.1 ms graph", (20, 1000, 4000)),
     ("conv", "1.2 ms graph", (20, 1000, 4000)),
-    ("cnn", "5 ms graph", (4, 100, 1000)),
-    ("dense", "100+ ms graph", (1, 6, 40)),
+    ("cnn", "5 ms graph", (4, 60, 1000)),
+    ("dense", "100+ ms graph", (1, 4, 40)),
 ]
 
 

@@ -64,7 +64,7 @@ def _stream(asked: list[Child], seconds: float, **arguments: Any) -> list[dict[s
 
 def _many(mode: Mode) -> list[Row]:
     counts = mode.pick((1, 4), (1, 64), (1, 4, 16, 64))
-    seconds = mode.pick(0.2, 2.0, 8.0)
+    seconds = mode.pick(0.2, 1.0, 8.0)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(fake_model("scale", execute_us=EXECUTE_US))
@@ -123,7 +123,7 @@ def _scale_rows(
 
 def _greedy(mode: Mode) -> list[Row]:
     """One at a time, alone and then beside a session that keeps 64 in flight."""
-    seconds = mode.pick(0.3, 3.0, 10.0)
+    seconds = mode.pick(0.3, 2.0, 10.0)
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(fake_model("fair", execute_us=EXECUTE_US))
         where = stack.enter_context(broker("fake"))
@@ -164,7 +164,7 @@ def _greedy(mode: Mode) -> list[Row]:
 
 def _bands(mode: Mode) -> list[Row]:
     """A 5 ms graph, alone and while a graph of seconds runs in a lower band, and in the same."""
-    seconds = mode.pick(0.5, 4.0, 15.0)
+    seconds = mode.pick(0.5, 2.5, 15.0)
     short, long = models.graph("cnn"), models.graph("dense" if mode is Mode.SMOKE else "long")
     with contextlib.ExitStack() as stack:
         where = stack.enter_context(broker("qnn"))

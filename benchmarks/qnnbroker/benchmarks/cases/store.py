@@ -57,12 +57,12 @@ _TRIAL_SECONDS = 5
 def run(mode: Mode) -> list[Row]:
     """Times in ms, memory in MiB."""
     large = models.large(mode)
-    rows = _cold(large, mode.pick(1, 3, 7))
-    rows += _resident(large, mode.pick(2, 20, 50))
-    rows += _beside(large, mode.pick(0.5, 4.0, 20.0))
+    rows = _cold(large, mode.pick(1, 2, 7))
+    rows += _resident(large, mode.pick(2, 10, 50))
+    rows += _beside(large, mode.pick(0.5, 2.0, 20.0))
     rows += _cpu(large, mode.pick(1, 1, 10))
-    rows += _mutants(mode.pick(30, 60, 500))
-    return rows + _soak(*mode.pick((2, 4), (20, 120), (100, 1000)))
+    rows += _mutants(mode.pick(20, 30, 500))
+    return rows + _soak(*mode.pick((2, 4), (10, 60), (100, 1000)))
 
 
 def _cold(model: models.RealModel, rounds: int) -> list[Row]:
