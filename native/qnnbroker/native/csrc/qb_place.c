@@ -17,16 +17,22 @@ static bool is_alone(const qb_executor *ex, const qb_session *s) {
     return ex->awake == s && !s->awake_next;
 }
 
+/* What was meant for the client of the last completion is over. */
+static void forget(qb_place *p) {
+    p->goal = QB_STAY;
+    p->longer_since = 0;
+    p->waits = false;
+}
+
 void qb_place_executed(qb_executor *ex, bool is_short, uint64_t now) {
+    forget(&ex->place); /* a call of gRPC has no client at a ring to be completed for */
     ex->place.look_until = is_short ? now + ex->spin_ns : 0;
 }
 
 void qb_place_completed(qb_executor *ex, const qb_session *s, uint32_t core, bool woken) {
     qb_place *p = &ex->place;
     uint32_t hint = qb_load_relaxed(&s->ring.client->core), theirs = hint & ~QB_SLEEPS_THERE;
-    p->goal = QB_STAY;
-    p->longer_since = 0;
-    p->waits = false;
+    forget(p);
     if (!hint || !p->look_until)
         return;
     if (theirs == core) {
