@@ -48,6 +48,21 @@ def test_a_model_is_loaded_listed_described_and_given_back(
     assert "'ocr'" in cli("describe", "ocr").failed(FAILED)
 
 
+def test_a_model_that_is_gone_is_listed_with_its_runs(
+    cli: CommandLine, broker: BrokerProcess, make_model: MakeModel
+) -> None:
+    cli("run", make_model("adder"), "--input", "*=zeros", "--repeat", "3").ok()
+    broker.wait_counters(contexts=0)
+    (row,) = cli("ls", "--all", "--json").document()["models"]
+    assert (row["state"], row["run_count"]) == ("known", 3)
+    assert row["idle_seconds"] >= 0
+    assert "ago" in cli("ls", "--all").ok().splitlines()[1]
+    assert cli("describe", "adder").failed(FAILED).endswith("; none is resident")
+    with connect(broker.runtime_dir) as session, session.load(make_model("adder")):
+        (row,) = cli("ls", "--all", "--json").document()["models"]
+        assert row["state"] == "ready", "one line: it is resident"
+
+
 def test_loading_twice_shares_and_a_relative_path_is_ours_not_the_brokers(
     cli: CommandLine, broker: BrokerProcess, make_model: MakeModel, tmp_path: Path
 ) -> None:

@@ -291,7 +291,13 @@ class ContextStore:
         if context.state not in ("ready", "lost") or needed:
             return
         context.enter("closed")
-        self.history.known(context.key, context.known_as, context.size_bytes)
+        self.history.known(
+            context.key,
+            context.known_as,
+            context.size_bytes,
+            run_count=context.run_count(),
+            idle_seconds=context.idle_seconds(),
+        )
         self._forget(context)
         self.gate.add_closing(asyncio.create_task(self._free(context)))
 

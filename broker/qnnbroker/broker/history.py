@@ -30,6 +30,12 @@ class Line:
     reason: str = ""
     detail: str = ""
     since: float = field(default_factory=time.monotonic)
+    run_count: int = 0  # while it was resident the last time
+    idle_at: float | None = None  # when the last execute ended, on the monotonic clock; None: never
+
+    def idle_seconds(self) -> float:
+        """Since its last execute ended; -1 when there was none."""
+        return -1.0 if self.idle_at is None else time.monotonic() - self.idle_at
 
 
 class History:
@@ -45,9 +51,29 @@ class History:
             key, Line("failed", key.content_hash, tuple(names), size_bytes, reason, str(error))
         )
 
-    def known(self, key: Key, names: Sequence[str], size_bytes: int) -> None:
-        """A context was freed, and could be loaded again."""
-        self._put(key, Line("known", key.content_hash, tuple(names), size_bytes))
+    def known(
+        self,
+        key: Key,
+        names: Sequence[str],
+        size_bytes: int,
+        *,
+        run_count: int,
+        idle_seconds: float,
+    ) -> None:
+        """A context was freed, and could be loaded again.
+
+        Args:
+            idle_seconds: since its last execute ended; negative when there was none.
+        """
+        line = Line(
+            "known",
+            key.content_hash,
+            tuple(names),
+            size_bytes,
+            run_count=run_count,
+            idle_at=None if idle_seconds < 0 else time.monotonic() - idle_seconds,
+        )
+        self._put(key, line)
 
     def forget(self, key: Key) -> None:
         """It is resident."""

@@ -292,10 +292,9 @@ class ModelTable:
             if m.name == name or (len(name) >= 8 and m.context.content_hash.startswith(name))
         ]
         if not found:
-            known = sorted({m.name for m in self._models})
-            raise NotFound(
-                f"no resident model is called {name!r}; there are {known}", reason="MODEL_UNKNOWN"
-            )
+            known = ", ".join(map(repr, sorted({m.name for m in self._models})))
+            there = f"there are {known}" if known else "none is resident"
+            raise NotFound(f"no resident model is called {name!r}; {there}", reason="MODEL_UNKNOWN")
         for owner in (session_id, None):
             if own := [m for m in found if m.session_id == owner]:
                 found = own

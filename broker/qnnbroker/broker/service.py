@@ -319,7 +319,8 @@ class BrokerService:
                     state_detail=line.detail,
                     state_seconds=now - line.since,
                     size_bytes=line.size_bytes,
-                    idle_seconds=-1,
+                    run_count=line.run_count,
+                    idle_seconds=line.idle_seconds(),
                     backend=self.contexts.backend_name,
                 )
             )

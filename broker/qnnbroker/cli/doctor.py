@@ -65,7 +65,12 @@ def show_summary(statuses: list[str]) -> None:
 
     errors, warnings = statuses.count(ERROR), statuses.count(WARNING)
     verdict = "a broker cannot run here" if errors else "a broker can run here"
-    print_line(f"{verdict}: {errors} errors, {warnings} warnings; docs/device.md is about devices")
+    counts = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"
+    print_line(f"{verdict}: {counts}; docs/device.md is about devices")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def show(name: str, status: str, found: str, advice: str) -> None:

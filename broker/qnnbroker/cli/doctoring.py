@@ -265,7 +265,7 @@ def node_finding(name: str, nodes: list[Node], options: Options) -> Finding:
         advice = "a udev rule or a group that lets this user read and write it"
         return Finding(name, ERROR, found, advice)
     if not options.hardware:
-        return Finding(name, OK, found)
+        return Finding(name, OK, f"not needed here: {found}")
     return Finding(name, WARNING, found, "the kernel's driver, or its node, is missing")
 
 
