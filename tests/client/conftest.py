@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from qnnbroker.client import Binding, Session, connect
 from qnnbroker.client.control import Control
@@ -138,14 +138,6 @@ def copier(name: str, dtype: str = "float32", shape: tuple[int, ...] = (2,)) -> 
     """A graph: y = x."""
     x, y = FakeTensor("x", dtype, shape), FakeTensor("y", dtype, shape)
     return FakeGraph(name, (x,), (y,), ops=("copy",))
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    """Polls for something that another process does in its own time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"it never came to this: {what}"
-        time.sleep(0.01)
 
 
 def held(session: Session) -> dict[str, int]:

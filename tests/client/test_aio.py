@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.client.conftest import BrokerProcess, MakeModel, copier, held, wait_until
+from tests.client.conftest import BrokerProcess, MakeModel, copier, held
+from tests.waiting import wait_until
 
 from qnnbroker.client import Binding, Session, aio, connect
 from qnnbroker.protos.errors import (

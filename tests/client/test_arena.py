@@ -6,11 +6,12 @@ import os
 
 import numpy as np
 import pytest
+from tests.waiting import wait_until
 
 from qnnbroker.client import DeadlineExpired, Graph, Session, connect
 from qnnbroker.client.arena import ALIGNMENT_BYTES, FIRST_BYTES, LARGEST_BYTES, Span, aligned
 
-from .conftest import BrokerProcess, MakeModel, copier, held, wait_until
+from .conftest import BrokerProcess, MakeModel, copier, held
 
 
 @pytest.fixture

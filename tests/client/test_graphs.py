@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import wait_until
 
 from qnnbroker.client import (
     BackendError,
@@ -18,7 +19,7 @@ from qnnbroker.client import (
 )
 from qnnbroker.native.fake import FakeGraph, FakeTensor
 
-from .conftest import BrokerProcess, MakeModel, copier, held, wait_until
+from .conftest import BrokerProcess, MakeModel, copier, held
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -14,8 +14,8 @@ from tests.client.conftest import (
     copier,
     running_broker,
     short_directory,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from qnnbroker.client import BrokerLost, BrokerUnavailable, Session, connect
 from qnnbroker.client import channel as channels

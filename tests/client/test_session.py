@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.waiting import wait_until
 
 from qnnbroker.client import (
     BrokerLost,
@@ -24,7 +25,7 @@ from qnnbroker.native.counters import live_counts
 from qnnbroker.protos import attach as frames
 from qnnbroker.protos import paths
 
-from .conftest import BrokerProcess, MakeModel, copier, held, running_broker, wait_until
+from .conftest import BrokerProcess, MakeModel, copier, held, running_broker
 
 A = np.ones((2, 3), np.float32)
 

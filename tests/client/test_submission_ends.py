@@ -17,8 +17,8 @@ from tests.client.conftest import (
     MakeModel,
     held,
     named,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from qnnbroker.client import Binding, Session, connect
 from qnnbroker.protos.errors import (

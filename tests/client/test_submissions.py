@@ -13,8 +13,8 @@ from tests.client.conftest import (
     BrokerProcess,
     MakeModel,
     held,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 from qnnbroker.client import Binding, Session, connect
 from qnnbroker.native.fake import FakeGraph, FakeTensor

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.fake_models import adder, numbers
-from tests.native.qnn_models import INSTALLED, compiled
+from tests.implementations import FAKE_AND_REAL
+from tests.native.qnn_models import compiled
 from tests.waiting import wait_until
 
 from qnnbroker.broker.backends.base import (
@@ -58,16 +59,7 @@ def real() -> Implementation:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "fake",
-        pytest.param(
-            "real",
-            marks=[
-                pytest.mark.qnn,
-                pytest.mark.skipif(not INSTALLED, reason="onnxruntime-qnn is not installed"),
-            ],
-        ),
-    ],
+    params=FAKE_AND_REAL,
 )
 def made(request: pytest.FixtureRequest) -> Iterator[Implementation]:
     implementation = {"fake": fake, "real": real}[request.param]()

@@ -8,13 +8,13 @@ import ctypes
 import os
 import shutil
 import struct
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.waiting import wait_until
 
 from qnnbroker.native import fake
 
@@ -166,10 +166,10 @@ class RawFake:
         return [call.arguments["what"] for call in self.calls("error")]
 
     def wait_faults(self, count: int) -> None:
-        wait_until(lambda: len(self.calls("fault")) >= count)
+        wait_until(lambda: len(self.calls("fault")) >= count, f"{count} faults")
 
     def wait_queued(self, count: int) -> None:
-        wait_until(lambda: fake.waiting_count(self.directory) == count)
+        wait_until(lambda: fake.waiting_count(self.directory) == count, f"{count} wait")
 
 
 def pointer(number: int) -> ctypes.c_void_p:
@@ -186,14 +186,6 @@ def config_list(*entries: Any) -> Any:
 def check(code: int) -> None:
     if code != 0:
         raise Refused(code)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Polls; a condition that does not come true fails the test."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.001)
 
 
 def floats(name: str, *shape: int, tensor_id: int | None = None) -> fake.FakeTensor:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.native.fake_client import RawFake, Tensor, adder, pointer, wait_until
+from tests.native.fake_client import RawFake, Tensor, adder, pointer
+from tests.waiting import wait_until
 
 from qnnbroker.native.fake import binary_bytes
 
@@ -267,7 +268,7 @@ def test_deregistering_waits_for_the_execute_and_is_recorded(raw: RawFake, share
     raw.wait_faults(1)
     threads.append(threading.Thread(target=remove))
     threads[1].start()
-    wait_until(lambda: raw.errors() == ["deregistered_in_use"])
+    wait_until(lambda: raw.errors() == ["deregistered_in_use"], "the fake says so")
     assert results == {}
     raw.control("unhang")
     for thread in threads:

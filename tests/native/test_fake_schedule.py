@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.native.fake_client import Adder, RawFake, adder, floats, wait_until
+from tests.native.fake_client import Adder, RawFake, adder, floats
+from tests.waiting import wait_until
 
 from qnnbroker.native.fake import FakeGraph, binary_bytes, waiting_count
 
@@ -122,7 +123,7 @@ def test_concurrency_lets_several_run(tmp_path: Path) -> None:
     loaded.raw.control(concurrency=1)
     loaded.queue("b")
     loaded.raw.control(concurrency=2)
-    wait_until(lambda: "b" in loaded.threads.results)
+    wait_until(lambda: "b" in loaded.threads.results, "b has run")
     loaded.let_go()
 
 
@@ -141,7 +142,7 @@ def test_freeing_a_context_waits_for_its_execute_and_turns_the_queued_away(tmp_p
     loaded.hold()
     loaded.queue("queued")
     loaded.threads.start("free", lambda: loaded.raw.free_context(loaded.context))
-    wait_until(lambda: "queued" in loaded.threads.results)
+    wait_until(lambda: "queued" in loaded.threads.results, "the queued one has run")
     assert loaded.threads.results["queued"] == 6039
     assert loaded.execute["late"]() == 6001
     assert "free" not in loaded.threads.results

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.native.qnn_models import INSTALLED
+from tests.implementations import FAKE_AND_REAL
 
 from qnnbroker.native import library_code
 from qnnbroker.native.fake import fake_qnn_dir
@@ -55,21 +55,10 @@ print(True)
 
 @pytest.mark.parametrize(
     "which",
-    [
-        "fake",
-        pytest.param(
-            "real",
-            marks=[
-                pytest.mark.qnn,
-                pytest.mark.skipif(not INSTALLED, reason="onnxruntime-qnn is not installed"),
-            ],
-        ),
-    ],
+    FAKE_AND_REAL,
 )
 def test_code_goes_out_of_memory_and_comes_back_when_it_is_used(which: str, tmp_path: Path) -> None:
-    if (
-        which == "fake"
-    ):  # of its own, since other tests may run it: shared pages stay where they are
+    if which == "fake":  # a copy: nobody else has its pages
         directory = Path(shutil.copytree(fake_qnn_dir(), tmp_path / "fake"))
     else:
         directory = default_qnn_dir()

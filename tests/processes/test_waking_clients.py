@@ -138,10 +138,9 @@ def check_moves(broker: BrokerProcess, client: Bound, says: Callable[[int], int]
         nonlocal told, untold
         told += moves(client, says, 100)
         untold += moves(client, lambda _: 0, 100)
-        return told >= 20
+        return told >= 20 and told > 3 * untold  # the kernel moves it too, but seldom
 
-    wait_until(moved, "it has moved twenty times", pause=0)
-    assert told > 3 * untold, "the kernel moves it too, but seldom"
+    wait_until(moved, "it moves more often when it is told to", pause=0)
     wait_until(lambda: broker_may_run_on(broker) == before, "as before")
 
 
