@@ -20,7 +20,7 @@ def unmap(directory):
     Returns:
         Bytes of the segments that this was done for.
 
-    Threads: any, also beside those that run that code; releases the GIL.
+    Threads: any, also beside those that run that code; releases the GIL. Fork: of this process alone.
     """
     cdef bytes prefix = os.fsencode(os.path.join(directory, ""))
     cdef const char *text = prefix

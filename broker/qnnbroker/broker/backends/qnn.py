@@ -319,7 +319,8 @@ class QnnBackendAdapter:
         return made
 
     def tidy(self) -> None:
-        library_code.unmap(self._library.directory)
+        size = library_code.unmap(self._library.directory)
+        log.debug("%d bytes of the library's code may leave memory", size)
 
     def log_fileno(self) -> int:
         return log_fileno()
