@@ -29,10 +29,14 @@ from qnnbroker.protos.errors import (
     all_error_types,
 )
 
+from .compile_refusals import plain_log
+from .problems import one_line
+
 DEFAULT_SOC_MODEL = 60
 #: The stage in which the files get their names, the last one.
 INSTALLING = "writing"
-_LOG_TAIL_BYTES = 2000
+#: Characters of a dead compiler's log that its error quotes.
+_LOG_TAIL_LENGTH = 2000
 
 Progress = Callable[[str], None]
 
@@ -253,7 +257,8 @@ def _follow(
     code = child.wait()
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     with contextlib.suppress(OSError):
-        tail = Path(job["log"]).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        log = plain_log(Path(job["log"]).read_text(errors="replace"))
+        tail = one_line(log[-_LOG_TAIL_LENGTH:])
         how += f"; its last words: {tail}" if tail else ""
     raise BackendError(
         f"the process compiling '{model}' {how} (while {stage})", reason="INTERNAL", stage=stage
@@ -281,9 +286,9 @@ def _lines(fd: int, model: str, deadline: float | None) -> Iterator[bytes]:
 
 def _rebuilt(described: dict[str, Any]) -> BrokerError:
     types = {cls.__name__: cls for cls in all_error_types()}
-    return types[described["type"]](
-        described["message"], reason=described["reason"], **described["ids"]
-    )
+    # Messages quote libraries, which write many lines.
+    message = one_line(described["message"])
+    return types[described["type"]](message, reason=described["reason"], **described["ids"])
 
 
 def _install(work: Path, output: Path, binary_name: str | None) -> None:
