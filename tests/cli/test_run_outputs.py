@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outputs of `qnnbroker run`: files that are whole or not there, comparisons with a place."""
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from qnnbroker.cli.run_outputs import (
     compare,
     raise_if_different,
     summary,
-    whole_file,
     write_npz,
 )
 
@@ -64,20 +62,6 @@ def test_what_cannot_be_a_destination_is_wrong_usage(tmp_path: Path) -> None:
         with pytest.raises(WrongUsage, match=part):
             Destination.parse(text)
     assert Destination.parse(str(tmp_path)).is_directory
-
-
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"old")
-    with contextlib.suppress(ZeroDivisionError), whole_file(path) as file:
-        file.write(b"new")
-        raise ZeroDivisionError
-    assert path.read_bytes() == b"old"
-    with whole_file(path) as file:
-        file.write(b"new")
-        assert path.read_bytes() == b"old"
-    assert path.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["f"]
 
 
 def test_equal_outputs_have_no_differences() -> None:

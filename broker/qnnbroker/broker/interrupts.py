@@ -7,8 +7,8 @@ or an exception that is swallowed, where imports call back. Who has SIGINT ignor
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
-from types import FrameType
 
 #: What asks a process to end, and unwinds a command like an exception.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,21 +43,22 @@ def hold_back() -> None:
 def deferred() -> Iterator[None]:
     """Exceptions of signals that ask us to end come after the block: it is done as a whole.
 
-    Main thread only.
+    Any thread: Python raises them in the main thread only, so another has nothing to defer.
     """
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    taken = {number: handler for number, handler in before.items() if callable(handler)}
-    for number in taken:
-        signal.signal(number, note)
-    try:
+    if threading.current_thread() is not threading.main_thread():
         yield
-    finally:
-        for number, handler in taken.items():
-            signal.signal(number, handler)
-        for asked in came:
-            signal.raise_signal(asked)
+        return
+    came: list[int] = []
+    with contextlib.ExitStack() as after:
+        after.callback(_raise_again, came)
+        for number in _ENDING:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                after.callback(signal.signal, number, handler)
+                signal.signal(number, lambda number, frame: came.append(number))
+        yield
+
+
+def _raise_again(numbers: list[int]) -> None:
+    for number in numbers:
+        signal.raise_signal(number)

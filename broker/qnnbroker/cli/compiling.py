@@ -13,7 +13,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from qnnbroker.protos.errors import (
 
 from .compile_refusals import plain_log
 from .problems import one_line
+from .temporary import temporary_directory
 
 DEFAULT_SOC_MODEL = 60
 #: The stage in which the files get their names, the last one.
@@ -181,16 +181,15 @@ def _check_arguments(source: Path, output: Path, soc_model: int) -> None:
 @contextlib.contextmanager
 def work_directory(output: Path) -> Iterator[Path]:
     """A temporary directory beside `output`, from which results are renamed into place."""
-    try:
-        work = tempfile.TemporaryDirectory(
-            prefix=f".{output.stem}.", suffix=".compiling", dir=output.parent
-        )
-    except PermissionError as exc:
-        raise NotAllowed(
-            f"this user may not write to '{output.parent}'", reason="FILE_UNREADABLE"
-        ) from exc
-    with work as name:
-        yield Path(name)
+    with contextlib.ExitStack() as stack:
+        folder = temporary_directory(f".{output.stem}.", ".compiling", output.parent)
+        try:
+            work = stack.enter_context(folder)
+        except PermissionError as exc:
+            raise NotAllowed(
+                f"this user may not write to '{output.parent}'", reason="FILE_UNREADABLE"
+            ) from exc
+        yield work
 
 
 def run_child(

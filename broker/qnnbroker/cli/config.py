@@ -93,9 +93,11 @@ def write_commented(path: Path) -> Path:
     Raises:
         Failure: reason FILE_EXISTS, or OS_ERROR.
     """
+    from qnnbroker.broker.interrupts import deferred
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "x", opener=_private) as file:
+        with deferred(), open(path, "x", opener=_private) as file:  # not the half of one
             file.write(commented())
     except FileExistsError as error:
         raise Failure(

@@ -10,11 +10,12 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .temporary import temporary_directory
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 CHILD_SECONDS = 60.0
@@ -147,9 +148,9 @@ def check_backend(options: Options) -> Iterator[Finding]:
 
 def check_tiny_graph(options: Options, device: dict[str, Any]) -> Iterator[Finding]:
     """Compiles y = x + x for this device, and runs it in a child."""
-    with tempfile.TemporaryDirectory(prefix="qnnbroker-doctor-") as folder:
+    with temporary_directory("qnnbroker-doctor-") as folder:
         try:
-            binary = compile_tiny(options, Path(folder), device)
+            binary = compile_tiny(options, folder, device)
         except Exception as error:
             found = str(error) or type(error).__name__
             advice = "pip install 'qnnbroker[server]'; needed on machines that compile models only"

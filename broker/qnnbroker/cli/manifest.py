@@ -78,7 +78,7 @@ def make_manifest(source: Path, result: CompileResult, options: dict[str, Any]) 
 
 def write_manifest(wrapper: Path, content: dict[str, Any]) -> Path:
     """Writes it beside the wrapper, whole or not at all; returns its path."""
-    from .run_outputs import whole_file
+    from .temporary import whole_file
 
     path = manifest_path(wrapper)
     with whole_file(path, "w") as file:

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `qnnbroker run` does with results: files that are whole or not there, and comparisons."""
 
-import contextlib
-import os
 import re
-import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,27 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .problems import Failure, WrongUsage
+from .temporary import whole_file
 
 Array = npt.NDArray[Any]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-
-
-@contextlib.contextmanager
-def whole_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """A file that appears at `path` when the block ends well, and not at all otherwise."""
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(fd, mode) as file:
-            yield file
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def plot(timings: Timings, title: str, path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    from .run_outputs import whole_file
+    from .temporary import whole_file
 
     figure: Any
     figure, (runs, shares) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")

@@ -45,7 +45,7 @@ def wrap(binary: str, output: str | None, graph: str | None, embed: bool, qnn_li
 
     from .inspection import inspect_file
     from .output import print_json, print_line
-    from .run_outputs import whole_file
+    from .temporary import whole_file
     from .wrapper_writing import Place, Tensor, wrapper_bytes
 
     call = invocation()
