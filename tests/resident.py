@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has in memory of a file that it has mapped."""
+"""What a process has in memory: of a file that it has mapped, and of no file."""
 
 from pathlib import Path
 
@@ -14,3 +14,11 @@ def resident_bytes(pid: int | str, file: Path, *, writable: bool) -> int:
         elif counts and words[0] == "Rss:":
             found += int(words[1]) * 1024
     return found
+
+
+def anonymous_kib(pid: int) -> int:
+    """KiB of memory of no file: heap, stacks, written parts of libraries."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1])
+    raise AssertionError

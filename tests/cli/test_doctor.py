@@ -67,7 +67,7 @@ def test_people_get_a_line_each(runtime_dir: Path) -> None:
     lines = output.splitlines()
     assert lines[0].startswith("ok       QNN libraries: ")
     assert all(line.startswith(("ok ", "warning ", "  ")) for line in lines[:-1])
-    assert lines[-1].startswith("a broker can run here: 0 errors, ")
+    assert lines[-1].startswith("serve can run here: 0 errors, ")
     assert "docs/device.md" in lines[-1]
     assert any("memory registration: this is the fake library, without it" in li for li in lines)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from qnnbroker.native import heap
+
 PROGRAM = """
 import ctypes
 from qnnbroker.native import heap
@@ -31,11 +33,67 @@ libc.free(kept)
 """
 
 
-@pytest.mark.skipif(
+THREADS = """
+import ctypes, sys, threading
+from qnnbroker.native import heap
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+SIZE, THREADS = 6 << 20, 8
+met = threading.Barrier(THREADS)
+
+def work():
+    libc.free(libc.malloc(SIZE))
+    met.wait()  # no two of them on the same heap
+    for _ in range(3):
+        block = libc.malloc(SIZE)
+        ctypes.memset(block, 1, SIZE)
+        met.wait()
+        libc.free(block)
+
+print(sys.argv[1] == "as it is" or heap.keep_below(1 << 20))
+before = resident()
+threads = [threading.Thread(target=work) for _ in range(THREADS)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(resident() - before > 3 * SIZE)
+"""
+
+glibc_only = pytest.mark.skipif(
     "libasan" in Path("/proc/self/maps").read_text(), reason="another allocator is in its place"
 )
+
+
+@glibc_only
 def test_freed_memory_in_the_middle_of_the_heap_goes_back_to_the_system() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == ["True", "True"]
+
+
+@glibc_only
+@pytest.mark.parametrize("how", ["as it is", "told"])
+def test_large_freed_blocks_are_kept_for_no_thread_when_told_so(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, how],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["True", str(how == "as it is")]
+
+
+@pytest.mark.parametrize("size_bytes", [-1, 4095, (16 << 20) + 1])
+def test_what_may_be_kept_has_limits(size_bytes: int) -> None:
+    with pytest.raises(ValueError, match=f"found {size_bytes}"):
+        heap.keep_below(size_bytes)

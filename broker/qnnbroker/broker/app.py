@@ -43,6 +43,11 @@ from .version import broker_version
 log = logging.getLogger(__name__)
 qnn_log = logging.getLogger("qnnbroker.qnn")
 
+#: Freed blocks from this size on go back to the system at once. Each call of a load has a thread of
+#: its own, for which the library takes a block of 5.3 MiB; each of the allocator's heaps on which
+#: such threads had come by would keep two of them, and there are eight heaps for a core.
+KEPT_BLOCK_BYTES = 1 << 20
+
 
 class Broker:
     """The broker of one runtime directory. `start`, then `wait_stopped`, then `stop`.
@@ -95,6 +100,7 @@ class Broker:
         make_runtime_dir(directory)
         self._lock = BrokerLock(directory / LOCK_FILE)
         raise_fd_limit()
+        heap.keep_below(KEPT_BLOCK_BYTES)
         # First of all, so that a client that comes while the backend starts waits in the backlog.
         if config.attach_fd >= 0:
             self._listener = inherit_listener(config.attach_fd)

@@ -64,7 +64,7 @@ def show_summary(statuses: list[str]) -> None:
     from .output import print_line
 
     errors, warnings = statuses.count(ERROR), statuses.count(WARNING)
-    verdict = "a broker cannot run here" if errors else "a broker can run here"
+    verdict = "serve cannot run here" if errors else "serve can run here"
     counts = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}"
     print_line(f"{verdict}: {counts}; docs/device.md is about devices")
 
