@@ -5,8 +5,8 @@ A library keeps memory for every thread that ever called it, until the thread en
 emulation 5.3 MiB each. A pool's threads never end, so each of them would hold that for good.
 
 The C library holds it a little longer: it keeps the stack of a thread that has ended, with all
-that hangs on it, until a new thread takes the stack over; of what is freed then it gives only the
-end of a heap back to the system. Hence `tidy`.
+that hangs on it, until a new thread takes the stack over; of what is freed then it gives only
+large blocks (`heap.keep_below`) and the end of a heap back to the system. Hence `tidy`.
 """
 
 import asyncio
