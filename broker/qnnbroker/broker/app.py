@@ -100,7 +100,8 @@ class Broker:
         make_runtime_dir(directory)
         self._lock = BrokerLock(directory / LOCK_FILE)
         raise_fd_limit()
-        heap.keep_below(KEPT_BLOCK_BYTES)
+        if not heap.keep_below(KEPT_BLOCK_BYTES):
+            log.info("the allocator, which is not glibc's, keeps as much freed memory as it likes")
         # First of all, so that a client that comes while the backend starts waits in the backlog.
         if config.attach_fd >= 0:
             self._listener = inherit_listener(config.attach_fd)
